@@ -1,0 +1,99 @@
+"""The dump folder: numbering, atomic publication, index, errors and status."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+import zlib
+from pathlib import Path
+from typing import Any, Iterable, Mapping
+
+import torch
+
+from .passes import Slot
+
+
+class DumpStore:
+    """The dump folder: numbering, atomic publication, index, errors and status."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._next = 1 + max(self._numbers(), default=-1)
+
+    def _numbers(self) -> Iterable[int]:
+        for entry in os.scandir(self.folder):
+            if match := re.fullmatch(r"req_(\d+)(\.tmp)?", entry.name):
+                yield int(match[1])
+        with contextlib.suppress(OSError), open(self.folder / "index.jsonl", encoding="utf-8") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    yield int(json.loads(line)["n"])
+
+    def write(
+        self, request_id: str, tensors: list[tuple[Slot, torch.Tensor]], meta: dict[str, Any]
+    ) -> int:
+        """Write one dump and publish it by rename. Returns its bytes of tensor data."""
+        number, building = self._claim()
+        try:
+            meta["tensors"] = {slot.name: _save(building, slot, tensor) for slot, tensor in tensors}
+            (building / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+            (building / "done").touch()
+            os.rename(building, self.folder / f"req_{number}")
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        size = sum(entry["nbytes"] for entry in meta["tensors"].values())
+        line = {"n": number, "request_id": request_id, "num_tokens": meta["num_tokens"]}
+        self._append("index.jsonl", {**line, "prefix_len": meta["prefix_len"], "nbytes": size})
+        return int(size)
+
+    def _claim(self) -> tuple[int, Path]:
+        with self._lock:
+            while True:
+                number, self._next = self._next, self._next + 1
+                building = self.folder / f"req_{number}.tmp"
+                if not (self.folder / f"req_{number}").exists():
+                    with contextlib.suppress(FileExistsError):
+                        building.mkdir()
+                        return number, building
+
+    def note_error(self, line: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._append("errors.jsonl", line)
+
+    def publish_status(self, status: Mapping[str, Any]) -> None:
+        """Replace recorder.json; a full disk must not end the status thread."""
+        with contextlib.suppress(OSError):
+            building = self.folder / "recorder.json.tmp"
+            building.write_text(json.dumps(status), encoding="utf-8")
+            os.replace(building, self.folder / "recorder.json")
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        """One write of a whole line, so that a reader and a second writer never see half of one."""
+        data = (json.dumps(line) + "\n").encode()
+        with self._lock, open(self.folder / name, "ab", buffering=0) as file:
+            file.write(data)
+
+
+def _save(folder: Path, slot: Slot, tensor: torch.Tensor) -> dict[str, Any]:
+    """Save one tensor and describe it; crc32 is over its raw bytes, row by row."""
+    if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        tensor = tensor.clone()  # torch.save writes the whole storage behind a view
+    torch.save(tensor, folder / f"{slot.name}.pt")
+    raw = tensor.contiguous().view(torch.uint8).numpy()
+    return {
+        "file": f"{slot.name}.pt",
+        "after_block": slot.after_block,
+        "captured_entering": slot.captured_entering,
+        "norm": slot.norm,
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "nbytes": tensor.nbytes,
+        "crc32": f"{zlib.crc32(raw):08x}",
+    }

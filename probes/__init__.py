@@ -1,0 +1,1 @@
+"""Everything that reads captured tensors: dumps, statistics, reference and log-probability checks."""

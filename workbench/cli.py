@@ -1,0 +1,98 @@
+"""The command line: a click group that loads a command's module only when that command runs."""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from workbench import __version__, output
+from workbench.errors import HsbenchError, PatchRefused, UsageError
+from workbench.exitcodes import ExitCode
+
+COMMANDS = {
+    "model": ("workbench.commands.model", "Make the small demo model from its package."),
+    "patch": ("workbench.commands.patch", "Apply, check, show and revert the patch of the engine."),
+    "probe": ("workbench.commands.probe", "Capture the hidden states of one prompt and check them."),
+    "serve": ("workbench.commands.serve", "Start an SGLang server and wait until it answers."),
+    "status": ("workbench.commands.status", "Say which servers run and what they are."),
+    "stop": ("workbench.commands.stop", "Stop a server and check that nothing is left of it."),
+}
+"""Command name → (module that defines it under the same name, one line for `hsbench --help`)."""
+
+
+class LazyGroup(click.Group):
+    """Names its commands without importing them, so that `--help` loads nothing heavy."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hsbench")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def root(debug: bool) -> None:
+    """Get hidden states out of SGLang, and know that they are right."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with a code of `ExitCode`."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code. Every error becomes one line and a next step."""
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        result: Any = root.main(arguments, prog_name="hsbench", standalone_mode=False)
+        return int(result or 0)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help" if context else "hsbench --help"
+        return _report(UsageError(error.format_message(), hint), debug)
+    except (click.Abort, KeyboardInterrupt):
+        output.complain("interrupted")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return ExitCode.OK
+    except Exception as error:
+        return _report(_for_user(error), debug)
+
+
+def _for_user(error: Exception) -> HsbenchError:
+    from patches.errors import PatchError
+
+    if isinstance(error, HsbenchError):
+        return error
+    if isinstance(error, PatchError):
+        return PatchRefused.of(error)
+    return _Defect(f"defect in hsbench: {type(error).__name__}: {error}", "run it again with --debug, report it")
+
+
+def _report(error: HsbenchError, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    output.complain(error.message, error.next_step, error.details)
+    return int(error.exit_code)
+
+
+class _Defect(HsbenchError):
+    exit_code = ExitCode.INTERNAL
+
+
+if __name__ == "__main__":
+    main()

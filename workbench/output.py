@@ -1,0 +1,57 @@
+"""The only module that writes to stdout and stderr: stdout is data, stderr is narration."""
+
+import json
+import sys
+import time
+from typing import Any, TextIO
+
+_STARTED = time.monotonic()
+
+
+def data(text: str) -> None:
+    """Write one piece of the command's result to stdout."""
+    _write(sys.stdout, text + "\n")
+
+
+def data_json(value: Any) -> None:
+    """Write `value` as one JSON object on one line. NaN and infinities become null."""
+    import msgspec
+
+    data(json.dumps(_finite(msgspec.to_builtins(value)), ensure_ascii=False))
+
+
+def narrate(text: str) -> None:
+    """Tell a person what is going on, with the seconds since the command began."""
+    sys.stdout.flush()
+    _write(sys.stderr, f"[{time.monotonic() - _STARTED:6.1f} s] {text}\n")
+
+
+def complain(message: str, next_step: str = "", details: str = "") -> None:
+    """Report an error: its evidence, then one line, then the next step."""
+    sys.stdout.flush()
+    if details:
+        _write(sys.stderr, "".join(f"  | {line}\n" for line in details.splitlines()))
+    _write(sys.stderr, f"hsbench: {message}\n")
+    if next_step:
+        _write(sys.stderr, f"  next: {next_step}\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity (RFC 8259, section 6); null keeps the object readable."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write text that may hold characters which the terminal's encoding lacks."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
