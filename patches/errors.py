@@ -13,3 +13,7 @@ class PatchError(Exception):
         super().__init__(message)
         self.message = message
         self.next_step = next_step
+
+
+class NoTree(PatchError):
+    """No SGLang source tree where one was looked for."""

@@ -29,8 +29,9 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -91,9 +92,7 @@ def begin(model: Any, forward_batch: Any) -> Pass | None:
         return None
 
 
-def capture(
-    now: Pass | None, block: int, wrapped: Callable[..., None] | None
-) -> Callable[..., None] | None:
+def capture(now: Pass | None, block: int, wrapped: Callable[..., None] | None) -> Callable[..., None] | None:
     """The engine's capture callback for the value that enters `block`, with ours added when wanted."""
     if now is None or now.failed or (slot := now.slots.get(block)) is None:
         return wrapped

@@ -8,7 +8,8 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -113,7 +114,7 @@ class Recorder:
             self.waiting += size
         event = None
         if next(iter(now.tensors.values()))[1].is_cuda:
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._copier.submit(self._copy_and_write, now, event, size)
 
@@ -144,7 +145,7 @@ class Recorder:
         if event is None:
             return device
         if self._side_stream is None:
-            self._side_stream = torch.cuda.Stream(now.token_ids.device)
+            self._side_stream = torch.cuda.Stream(now.token_ids.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._side_stream):
             self._side_stream.wait_event(event)
             host = {name: torch.empty_like(t, device="cpu", pin_memory=True) for name, t in device.items()}
@@ -153,9 +154,7 @@ class Recorder:
         self._side_stream.synchronize()
         return host
 
-    def _write(
-        self, now: Pass, host: Mapping[str, torch.Tensor], span: Span, row: int, size: int
-    ) -> None:
+    def _write(self, now: Pass, host: Mapping[str, torch.Tensor], span: Span, row: int, size: int) -> None:
         try:
             rows = slice(row, row + span.length)
             tensors = [(slot, host[slot.name][rows]) for slot, _ in now.tensors.values()]

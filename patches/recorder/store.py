@@ -9,8 +9,9 @@ import re
 import shutil
 import threading
 import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -35,9 +36,7 @@ class DumpStore:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     yield int(json.loads(line)["n"])
 
-    def write(
-        self, request_id: str, tensors: list[tuple[Slot, torch.Tensor]], meta: dict[str, Any]
-    ) -> int:
+    def write(self, request_id: str, tensors: list[tuple[Slot, torch.Tensor]], meta: dict[str, Any]) -> int:
         """Write one dump and publish it by rename. Returns its bytes of tensor data."""
         number, building = self._claim()
         try:
@@ -86,7 +85,7 @@ def _save(folder: Path, slot: Slot, tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.untyped_storage().nbytes() != tensor.nbytes:
         tensor = tensor.clone()  # torch.save writes the whole storage behind a view
     torch.save(tensor, folder / f"{slot.name}.pt")
-    raw = tensor.contiguous().view(torch.uint8).numpy()
+    raw = memoryview(tensor.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return {
         "file": f"{slot.name}.pt",
         "after_block": slot.after_block,

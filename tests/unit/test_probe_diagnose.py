@@ -77,6 +77,4 @@ def test_gather_survives_nothing_and_garbage(tmp_path: Path) -> None:
 
 
 def _gather(folder: Path, log: Path | None) -> Evidence:
-    return gather(
-        "hs-1", folder, variable=None, patch_state=None, patched_after_start=False, log=log, needed_bytes=1
-    )
+    return gather("hs-1", folder, variable=None, patch_state=None, patched_after_start=False, log=log, needed_bytes=1)

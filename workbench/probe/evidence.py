@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file of lines; a last line still being written is passed over."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:

@@ -1,0 +1,83 @@
+"""Test hooks inside the engine: plants a fault in the recorder while a file asks for it.
+
+Python imports this module at start-up when its folder is on PYTHONPATH. The file named by `HS_TEST_FAULT` holds
+`shift` (every block is captured one block late), `swap` (the rows of the first two requests of a pass change
+places, their token ids do not), `nan`, `slow` or nothing.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+RECORDER = "sglang._hs.recorder"
+
+
+def fault() -> str:
+    try:
+        return Path(os.environ["HS_TEST_FAULT"]).read_text(encoding="utf-8").strip()
+    except (KeyError, OSError):
+        return ""
+
+
+def plant(recorder: Any) -> None:
+    """Wrap the recorder's functions; each asks for the fault of the moment when it is called."""
+    capture, pipeline = recorder.capture, sys.modules[f"{RECORDER}.pipeline"]
+    to_host, write = pipeline.Recorder._to_host, pipeline.Recorder._write
+
+    def late_capture(now: Any, block: int, wrapped: Any) -> Any:
+        return capture(now, block - 1 if fault() == "shift" else block, wrapped)
+
+    def changed_rows(self: Any, now: Any, event: Any) -> Any:
+        host = to_host(self, now, event)
+        for name, rows in host.items():
+            if name == "token_ids":
+                continue
+            if fault() == "swap" and len(now.spans) > 1:
+                first, second = now.spans[0].length, now.spans[1].length
+                assert first == second
+                host[name] = rows[[*range(first, first + second), *range(first), *range(2 * first, len(rows))]]
+            if fault() == "nan":
+                rows[0, 0] = float("nan")
+        return host
+
+    def slow_write(self: Any, *args: Any) -> None:
+        if fault() == "slow":
+            time.sleep(30)
+        write(self, *args)
+
+    recorder.capture = late_capture
+    pipeline.Recorder._to_host = changed_rows
+    pipeline.Recorder._write = slow_write
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Lets the recorder load as usual, then plants the hooks in it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != RECORDER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_plant(module: ModuleType) -> None:
+            load(module)
+            plant(module)
+
+        spec.loader.exec_module = load_and_plant  # type: ignore[method-assign]
+        return spec
+
+
+if "HS_TEST_FAULT" in os.environ:
+    sys.meta_path.insert(0, AfterImport())

@@ -1,0 +1,1 @@
+"""Models: the small demo model, and what a model folder must hold."""

@@ -1,0 +1,79 @@
+"""Small pieces of text shared by all tables: numbers, sizes, bars, and rich tables as plain strings."""
+
+import io
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+WIDE = 160
+"""Columns assumed when stdout is no terminal, so that nothing is cut in a pipe or a file."""
+
+
+def columns() -> int:
+    """Width to draw for: the terminal's, or `WIDE` when stdout is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+
+
+def speaks_unicode() -> bool:
+    """Whether stdout can carry block characters; decided by its encoding, not by its name."""
+    try:
+        (BARS + "✓✗").encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def bars(counts: tuple[int, ...]) -> str:
+    """A histogram in one line: logarithmic height, blank for an empty bin."""
+    glyphs = BARS if speaks_unicode() else ASCII_BARS
+    top = max((count.bit_length() for count in counts), default=0)
+    return "".join(" " if not c else glyphs[(c.bit_length() * len(glyphs) - 1) // (top + 1)] for c in counts)
+
+
+def number(value: float | None, digits: int = 6) -> str:
+    """A number with so many significant digits; a dash for what does not exist."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def size(count: float) -> str:
+    """Bytes with a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def verdict_mark(ok: bool) -> str:
+    """Word and glyph, so that colour is never needed."""
+    if speaks_unicode():
+        return "✓" if ok else "✗"
+    return "ok" if ok else "WRONG"
+
+
+def table_text(table: "Table", width: int) -> str:
+    """A rich table as plain text without colour codes, trailing blanks removed."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True, color_system=None, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+
+
+def plain_table(title: str, header: list[str], rows: list[list[str]], width: int = WIDE, left: int = 1) -> str:
+    """A titled table whose first `left` columns are text and the others right-aligned; cells are never markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    edge = box.SIMPLE_HEAD if speaks_unicode() else box.ASCII2
+    table = Table(box=edge, pad_edge=False)
+    for index, name in enumerate(header):
+        table.add_column(Text(name), justify="left" if index < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return (f"{title}\n" if title else "") + table_text(table, width)

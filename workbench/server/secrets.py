@@ -1,0 +1,62 @@
+"""Hides secrets before anything is written to a record, a message or a screen.
+
+A value is secret when the name it belongs to says so (`--api-key`, `HF_TOKEN`, `db_password`), and so are
+user names and passwords inside URLs and the tokens of well-known services.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+MASK = "***"
+
+_SECRET_NAME = re.compile(
+    r"(?i)(api[-_]?key|auth[-_]?key|access[-_]?key|token$|secret|passw|credential|_key$|-key$)"
+)
+_NOT_SECRET = re.compile(r"(?i)(keyfile$|tokens$)")
+_IN_TEXT = (
+    # name=value, "name": "value" and `--name value`, as argument dumps and tracebacks print them
+    (
+        re.compile(
+            r"(?i)((?:api[-_]?key|[\w-]*secret[\w-]*|[\w-]*passw(?:or)?d|[\w-]*(?:access|auth|hf)[-_]token)"
+            r"['\"]?\s*[=:\s]\s*['\"]?)(?!None\b|null\b)([^\s'\",;&)}]+)"
+        ),
+        rf"\g<1>{MASK}",
+    ),
+    (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{6,}"), rf"\g<1>{MASK}"),
+    (re.compile(r"(\w+://)[^/\s:@]+:[^/\s@]+@"), rf"\g<1>{MASK}@"),
+    (re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{8,}"), MASK),
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a flag or variable of this name carries a secret."""
+    return bool(_SECRET_NAME.search(name)) and not _NOT_SECRET.search(name)
+
+
+def mask_text(text: str) -> str:
+    """The text with everything that looks like a secret replaced."""
+    for pattern, replacement in _IN_TEXT:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def mask_flags(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command line with the values of secret flags replaced, both as `--flag value` and `--flag=value`."""
+    masked: list[str] = []
+    for position, word in enumerate(argv):
+        name, equals, _ = word.partition("=")
+        before = argv[position - 1] if position else ""
+        if word.startswith("--") and equals and is_secret(name):
+            masked.append(f"{name}={MASK}")
+        elif (
+            before.startswith("--") and "=" not in before and is_secret(before) and not word.startswith("--")
+        ):
+            masked.append(MASK)
+        else:
+            masked.append(mask_text(word))
+    return tuple(masked)
+
+
+def mask_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the values of secret ones replaced."""
+    return {name: MASK if is_secret(name) else mask_text(value) for name, value in env.items()}

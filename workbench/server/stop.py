@@ -1,0 +1,104 @@
+"""Stopping a server, and making sure that nothing of it is left."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from workbench.errors import ServerError
+from workbench.server import ports, processes
+from workbench.server.events import Killing, Stopped, Stopping
+from workbench.server.state import ServerRecord
+
+KILL_WAIT_S = 10.0
+POLL_S = 0.1
+
+
+def stop(record: ServerRecord, grace_s: float = 10.0) -> Iterator[Stopping | Killing | Stopped]:
+    """End a server and everything in its session, forget its record, and check that nothing is left.
+
+    SIGTERM goes to the server's main process alone, if it lives: that lets SGLang finish its requests and end
+    its own children, which give GPU memory back and finish dumps on the way. A SIGTERM to the children would
+    look like a crash to it. What still runs after the grace gets SIGKILL, and so does everything at grace 0.
+
+    Args:
+        record: The server. Only processes proven to be its own are touched.
+        grace_s: Seconds between SIGTERM and SIGKILL. SGLang looks for the signal every five seconds.
+
+    Raises:
+        ServerError: processes or the port are still there after SIGKILL.
+    """
+    began = time.monotonic()
+    seen = _family(record)
+    if seen:
+        yield Stopping(record.name, tuple(sorted(seen)))
+        if grace_s > 0:
+            _terminate(record, seen)
+            _wait_gone(record, seen, grace_s)
+        left = _left(record, seen)
+        if left:
+            yield Killing(record.name, tuple(sorted(left)))
+            _kill(record, seen)
+    _verify_ended(record, seen)
+    record.forget()
+    _verify_port(record, seen)
+    yield Stopped(record.name, time.monotonic() - began)
+
+
+def _family(record: ServerRecord) -> dict[int, psutil.Process]:
+    return {process.pid: process for process in processes.family(record.pid, record.since_boot)}
+
+
+def _left(record: ServerRecord, seen: dict[int, psutil.Process]) -> list[int]:
+    """What of the server still runs; adds late children to `seen`."""
+    processes.exit_code(record.pid)  # takes the zombie of a child of ours
+    for pid, process in _family(record).items():
+        seen.setdefault(pid, process)
+    return [pid for pid, process in seen.items() if processes.is_running(process)]
+
+
+def _terminate(record: ServerRecord, seen: dict[int, psutil.Process]) -> None:
+    leader = seen.get(record.pid)
+    for process in [leader] if leader is not None else list(seen.values()):
+        _signal(process, signal.SIGTERM)
+
+
+def _kill(record: ServerRecord, seen: dict[int, psutil.Process]) -> None:
+    """SIGKILL until none is left: a process may have started another in between."""
+    deadline = time.monotonic() + KILL_WAIT_S
+    while time.monotonic() < deadline and (left := _left(record, seen)):
+        for pid in left:
+            _signal(seen[pid], signal.SIGKILL)
+        _wait_gone(record, seen, 1.0)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    """psutil refuses to signal a process whose number was given on."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _wait_gone(record: ServerRecord, seen: dict[int, psutil.Process], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and _left(record, seen):
+        time.sleep(POLL_S)
+
+
+def _verify_ended(record: ServerRecord, seen: dict[int, psutil.Process]) -> None:
+    left = _left(record, seen)
+    if left:
+        who = ", ".join(processes.describe(seen[pid]) for pid in left)
+        raise ServerError(
+            f"{record.name} is killed but still there: {who}", "it may wait for a device; look again"
+        )
+
+
+def _verify_port(record: ServerRecord, seen: dict[int, psutil.Process]) -> None:
+    """Whoever listens once the main process is gone is no process of the server that we know."""
+    if record.pid in seen and ports.accepts(record.host, record.port):
+        raise ServerError(
+            f"{record.name} is stopped but something else listens on its port {record.port}",
+            "ss -ltnp shows who",
+        )
