@@ -27,10 +27,9 @@ def mode_of(path: Path) -> int:
 def replace_file(path: Path, data: bytes, mode: int) -> None:
     """Give `path` new bytes and mode at once. A hard link elsewhere, as in uv's cache, keeps the old ones."""
     building = temporary_of(path)
-    with open(building, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    _write(building, data)
+    if path.exists() and os.geteuid() == 0:
+        os.chown(building, path.stat().st_uid, path.stat().st_gid)
     os.chmod(building, mode)
     os.replace(building, path)
 
@@ -43,8 +42,23 @@ def temporary_of(path: Path) -> Path:
 def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file of a folder that is not published yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    _write(path, data)
     os.chmod(path, mode)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """On the disk when it returns: an original must not be the one thing that a power cut takes."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def set_folder_modes(folder: Path, mode: int) -> None:
+    """Whoever may read the tree must be able to import from the new folder, whatever the umask is."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            os.chmod(path, mode)
 
 
 def remove_compiled(path: Path) -> None:

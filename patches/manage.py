@@ -20,6 +20,7 @@ from patches.files import (
     remove,
     remove_compiled,
     replace_file,
+    set_folder_modes,
     sha256,
     write_new,
 )
@@ -90,7 +91,7 @@ class _Plan:
 
 
 def apply(tree: Tree) -> Applied:
-    """Patch `tree`, or bring it up to this hsbench's patch. When it raises PatchError, nothing is patched."""
+    """Patch `tree`, or bring it up to this hsbench's patch. A PatchError leaves it as it was, or clean."""
     with only_worker(tree.root):
         now = status(tree)
         if now.state is State.FOREIGN:
@@ -130,9 +131,7 @@ def revert(tree: Tree, force: bool = False) -> Reverted:
 
 def _foreign(tree: Tree, now: Status) -> PatchError:
     if now.manifest is None:
-        return PatchError(
-            f"{tree.root}: {now.reason}", "reinstall this SGLang release to get its own files back"
-        )
+        return PatchError(f"{tree.root}: {now.reason}", "reinstall this SGLang release to get its own files back")
     step = "see `hsbench patch diff`; `hsbench patch revert --force` restores the original and keeps a copy"
     return PatchError(f"{tree.root}: {now.reason}", step)
 
@@ -191,6 +190,7 @@ def _publish(tree: Tree, plan: _Plan) -> None:
     for path, data in plan.originals.items():
         write_new(original_path(tree.root, path, BUILDING), data, mode_of(tree.root / path))
     write_new(building / "manifest.json", plan.manifest.to_bytes())
+    set_folder_modes(building, mode_of(tree.root))
     os.replace(building, tree.root / FOLDER)
     for path, data in plan.results.items():
         replace_file(tree.root / path, data, mode_of(tree.root / path))

@@ -125,9 +125,7 @@ def read_original(root: Path, file: str, edited: Edited) -> bytes:
     path = original_path(root, file)
     data = path.read_bytes() if path.is_file() else b""
     if sha256(data) != edited.before:
-        raise PatchError(
-            f"the original kept in {path} is missing or damaged", "reinstall this SGLang release"
-        )
+        raise PatchError(f"the original kept in {path} is missing or damaged", "reinstall this SGLang release")
     return data
 
 

@@ -56,9 +56,7 @@ def _diff_of(tree: Tree, now: Status, path: str) -> str:
     before = read_original(tree.root, path, now.manifest.files[path])
     after = (tree.root / path).read_bytes()
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/sglang/{path}", f"b/sglang/{path}")
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _lines(data: bytes) -> list[str]:

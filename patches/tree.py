@@ -102,9 +102,7 @@ def _from_interpreter(python: str) -> Tree:
     reply = json.loads(answers[-1])
     found = reply["found"]
     if found is None:
-        raise NoTree(
-            f"{python} has no package sglang", "install it there, or name another with --python or --target"
-        )
+        raise NoTree(f"{python} has no package sglang", "install it there, or name another with --python or --target")
     if found["origin"] is None or not found["folders"]:
         where = ", ".join(found["folders"]) or "a single file"
         raise NoTree(f"{python} finds an sglang that is no package: {where}", "look at its sys.path")

@@ -51,11 +51,7 @@ def verify(tree: Tree, import_modules: bool = True) -> Verified:
         imported, found = _import(tree, tree.python, paths)
         problems += found
     elif not problems:
-        why = (
-            "as asked"
-            if tree.python is not None
-            else "no interpreter is known for it; name one with --python"
-        )
+        why = "as asked" if tree.python is not None else "no interpreter is known for it; name one with --python"
         notes.append(f"compiled only, not imported: {why}")
     return Verified(not problems, tuple(problems), tuple(imported), tuple(notes))
 

@@ -40,9 +40,7 @@ def dumps(folder: str, newest: int | None = None) -> list[Any]:
     return list(list_dumps(folder, newest))
 
 
-def reference(
-    model: str, folder: str, token_ids: list[int] | None = None, device: str = "cpu"
-) -> dict[str, Any]:
+def reference(model: str, folder: str, token_ids: list[int] | None = None, device: str = "cpu") -> dict[str, Any]:
     """`reference.reference` on a dump; without `token_ids` those of its meta.json. The model stays loaded."""
     from probes.reference import check_prompt, reference_with
 

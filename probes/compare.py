@@ -57,9 +57,7 @@ class RequestCheck:
     summary: str
 
 
-def compare(
-    solo: Sequence[Mapping[str, Tensor]], batch: Sequence[Mapping[str, Tensor]]
-) -> list[RequestCheck]:
+def compare(solo: Sequence[Mapping[str, Tensor]], batch: Sequence[Mapping[str, Tensor]]) -> list[RequestCheck]:
     """Compare the dump of each request in a batch with all dumps of the prompts sent alone.
 
     Args:
@@ -75,9 +73,7 @@ def compare(
 
 def _check(number: int, found: Mapping[str, Tensor], solo: Sequence[Mapping[str, Tensor]]) -> RequestCheck:
     own = solo[number]
-    errors = {
-        other: error for other, dump in enumerate(solo) if (error := _distance(found, dump)) is not None
-    }
+    errors = {other: error for other, dump in enumerate(solo) if (error := _distance(found, dump)) is not None}
     ranked = sorted(errors, key=lambda other: (errors[other], other != number))
     best = ranked[0] if ranked else None
     worst, tensor, token = _worst(found, own) if number in errors else (None, None, None)

@@ -162,9 +162,7 @@ def _refuse_unknown(folder: Path, config: dict[str, Any]) -> None:
     family = str(config.get("model_type", ""))
     scaled = [name for name in SCALED if config.get(name) not in (None, 1, 1.0)]
     if "rms_norm_eps" not in config or family.startswith("gemma") or scaled:
-        reason = (
-            f"scales its logits ({scaled[0]})" if scaled else "has another final norm than x / rms(x) * w"
-        )
+        reason = f"scales its logits ({scaled[0]})" if scaled else "has another final norm than x / rms(x) * w"
         raise ModelError(
             f"the log-probability check does not know the head of {family or folder}: it {reason}",
             "check with the float32 reference instead",

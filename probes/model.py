@@ -43,7 +43,7 @@ class ReferenceModel:
         self.norm = norm
 
     def states(self, token_ids: Sequence[int]) -> States:
-        """Run one prompt and return its states. Raises ModelError for ids outside the vocabulary."""
+        """Run one prompt and return its states. Raises ModelError when the model cannot run it."""
         device = next(self.stack.parameters()).device
         if not token_ids:
             raise ModelError("a prompt without tokens has no states")
@@ -55,7 +55,10 @@ class ReferenceModel:
             )
         seen: dict[str, Tensor] = {}
         with _hooks(self, seen), torch.inference_mode():
-            self.stack(input_ids=torch.tensor([list(token_ids)], device=device), use_cache=False)
+            try:
+                self.stack(input_ids=torch.tensor([list(token_ids)], device=device), use_cache=False)
+            except Exception as error:  # a foreign model, or memory that ran out
+                raise ModelError(f"transformers cannot run {self.path}: {one_line(str(error), 200)}") from error
         blocks = tuple(seen[f"block {k}"] for k in range(len(self.blocks)))
         return States(seen["embeddings"], blocks, seen["pre"], seen["post"])
 

@@ -143,9 +143,7 @@ def judge(states: States, tensors: Mapping[str, Tensor], meta: Meta | None) -> l
     checks = []
     for name, tensor in tensors.items():
         if tensor.shape != states.pre.shape:
-            raise DumpError(
-                f"{name} is {list(tensor.shape)}, the reference's states are {list(states.pre.shape)}"
-            )
+            raise DumpError(f"{name} is {list(tensor.shape)}, the reference's states are {list(states.pre.shape)}")
         claim = meta.tensors.get(name) if meta is not None else None
         claimed = _candidate(claim.after_block, claim.norm, len(states.blocks)) if claim else None
         errors = {candidate: mean_error(tensor, state) for candidate, state in candidates.items()}

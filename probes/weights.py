@@ -79,9 +79,7 @@ def read_weight(folder: Path, names: Iterable[str]) -> Tensor:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise PackageMissing(
-            f"reading weights needs safetensors: {error}", "install it beside the engine"
-        ) from None
+        raise PackageMissing(f"reading weights needs safetensors: {error}", "install it beside the engine") from None
     located, names = weight_files(folder), list(names)
     name = next((name for name in names if name in located), None)
     if name is None:

@@ -55,8 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code. Every error becomes one line and a next step."""
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    debug = "--debug" in arguments[:end]
+    arguments = [a for number, a in enumerate(arguments) if a != "--debug" or number > end]
     try:
         result: Any = root.main(arguments, prog_name="hsbench", standalone_mode=False)
         return int(result or 0)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import probes
-from workbench.errors import CheckFailed, HsbenchError, Missing, TimedOut
+from workbench.errors import CheckFailed, HsbenchError, Missing, UsageError
 
 SCRIPT = Path(probes.__file__).with_name("worker.py")
 START_TIMEOUT_S = 120
@@ -47,8 +47,9 @@ class Worker:
         """Call one function of `probes` and return its result as plain JSON values.
 
         Raises:
-            CheckFailed: the worker reports that a file or model cannot be used.
-            Missing: the worker's interpreter lacks torch or another package, or the worker died.
+            CheckFailed: the worker reports that a dump or a model cannot be used.
+            Missing: the worker's interpreter lacks torch, another package or memory, or the worker died.
+            UsageError: the call itself does not fit the dump.
         """
         self._calls += 1
         request = {"id": self._calls, "call": name, "args": arguments}
@@ -68,9 +69,9 @@ class Worker:
         if "error" not in answer:
             return answer["result"]
         error = answer["error"]
-        kinds: dict[str, type[HsbenchError]] = {"missing": Missing, "timeout": TimedOut}
+        kinds: dict[str, type[HsbenchError]] = {"package": Missing, "memory": Missing, "call": UsageError}
         kind = kinds.get(error.get("kind", ""), CheckFailed)
-        raise kind(error["message"], error.get("next_step", ""), error.get("details", ""))
+        raise kind(error["message"], error.get("next_step", ""))
 
     def _died(self) -> Missing:
         with contextlib.suppress(subprocess.TimeoutExpired):

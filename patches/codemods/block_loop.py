@@ -194,9 +194,7 @@ def _add_capture(node: cst.CSTNode) -> cst.CSTNode:
 
 def _captured_ifs(place: Place) -> list[cst.CSTNode]:
     """`if i in self.layers_to_capture:` whose body appends a sum of two names."""
-    test = m.Comparison(
-        left=m.Name(place.var), comparisons=[m.ComparisonTarget(operator=m.In(), comparator=_CAPTURED)]
-    )
+    test = m.Comparison(left=m.Name(place.var), comparisons=[m.ComparisonTarget(operator=m.In(), comparator=_CAPTURED)])
     return [n for n in place.inside(place.loop.body, m.If(test=test)) if len(_appended_sums(place, n)) == 1]
 
 

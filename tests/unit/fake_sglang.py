@@ -30,6 +30,11 @@ def say(line: str) -> None:
 class Handler(BaseHTTPRequestHandler):
     """Answers every request with what it was asked and what the process sees."""
 
+    def allowed(self) -> bool:
+        """SGLang's rule: with an API key, nothing is answered without it."""
+        key = sys.argv[sys.argv.index("--api-key") + 1] if "--api-key" in sys.argv else None
+        return key is None or self.headers["Authorization"] == f"Bearer {key}"
+
     def do_GET(self) -> None:
         self.answer({"path": self.path, "environ": dict(os.environ), "cwd": os.getcwd()})
 
@@ -39,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, what: dict[str, Any]) -> None:
         body = json.dumps(what).encode()
-        self.send_response(200)
+        self.send_response(200 if self.allowed() else 401)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -68,6 +68,13 @@ def test_only_the_recorders_calls_are_added(releases: dict[str, Path], release: 
     assert ast.dump(ast.parse(before)) == ast.dump(Unpatched().visit(ast.parse(after)))
 
 
+def test_what_enters_is_recorded_before_the_block_does_anything(releases: dict[str, Path]) -> None:
+    lines = edit(source_of(releases, OLD), LLAMA, LOOPS).decode().splitlines()
+    head = lines.index(f"        {LOOP}")
+    assert lines[head - 1] == "        _hs_pass = _hs_recorder.begin(self, forward_batch)"
+    assert lines[head + 1] == "            _hs_recorder.entering(_hs_pass, i, hidden_states, residual)"
+
+
 def test_the_spec_of_llama_names_its_file() -> None:
     assert FAMILIES["llama"].edits == ((LLAMA, LOOPS[0]),)
 
@@ -179,9 +186,7 @@ LOOP = "for i in range(self.start_layer, self.end_layer):"
 SECOND_CALL = "x = self.layers[i](capture_output=None)"
 NORM_NEW = "residual_batch.final_norm(\n            hidden_states, forward_batch, self.norm\n        )"
 NORM_OLD = "hidden_states, _ = self.norm(hidden_states, residual)"
-IF_OLD = (
-    "if i in self.layers_to_capture:\n                aux_hidden_states.append(hidden_states + residual)\n"
-)
+IF_OLD = "if i in self.layers_to_capture:\n                aux_hidden_states.append(hidden_states + residual)\n"
 INDENT = "\n            "
 MUTATIONS = {
     "loop over other bounds": (None, LOOP, LOOP.replace("start", "first"), "`for i in .* 0 times"),
@@ -220,9 +225,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("release_", "old", "new", "says"), CASES)
-def test_an_unknown_source_is_refused(
-    releases: dict[str, Path], release_: str, old: str, new: str, says: str
-) -> None:
+def test_an_unknown_source_is_refused(releases: dict[str, Path], release_: str, old: str, new: str, says: str) -> None:
     source = source_of(releases, release_).decode()
     assert source.count(old) == 1
     with pytest.raises(PatchError, match=says) as caught:
@@ -267,9 +270,7 @@ def test_a_capture_that_is_there_already_is_wrapped(releases: dict[str, Path]) -
     after = edit(source_of(releases, NEW, "gpt_oss"), "gpt_oss.py", (OTHERS["gpt_oss"],)).decode()
     line = "capture=_hs_recorder.final_capture(_hs_pass, aux_hidden_states.capture if self.end_layer in "
     assert after.count(line) == 1
-    assert re.search(
-        r"\(_hs_pass, i, aux_hidden_states\.capture if i in self\.layers_to_capture else None\),", after
-    )
+    assert re.search(r"\(_hs_pass, i, aux_hidden_states\.capture if i in self\.layers_to_capture else None\),", after)
 
 
 def test_nothing_loads_libcst_before_it_is_needed() -> None:

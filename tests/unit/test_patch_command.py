@@ -80,9 +80,7 @@ def test_grep_prints_what_grep_prints(tree: Tree, capsys: pytest.CaptureFixture[
     apply(tree)
     assert hsbench(tree, "grep") == 0
     printed = capsys.readouterr().out
-    real = subprocess.run(
-        ["grep", "-Hn", "_hs_", str(tree.root / LLAMA)], capture_output=True, text=True, check=True
-    )
+    real = subprocess.run(["grep", "-Hn", "_hs_", str(tree.root / LLAMA)], capture_output=True, text=True, check=True)
     assert printed == real.stdout
     _, said = answer(tree, capsys, "grep")
     lines = [f"{line['path']}:{line['number']}:{line['text']}\n" for line in said["lines"]]
@@ -118,9 +116,7 @@ def test_diff_of_a_file_without_a_last_newline(
 
 
 @pytest.mark.parametrize("command", ["grep", "diff"])
-def test_nothing_to_show_in_a_clean_tree(
-    tree: Tree, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_nothing_to_show_in_a_clean_tree(tree: Tree, capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert hsbench(tree, command) == 0
     said = capsys.readouterr()
     assert said.out == ""
@@ -223,9 +219,7 @@ def test_verify_says_that_a_patch_is_outdated(miniature: Tree) -> None:
     assert "brings it up to date" in found.notes[0]
 
 
-def test_the_patched_module_of_a_real_engine_imports(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_patched_module_of_a_real_engine_imports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ignored = shutil.ignore_patterns("_hs", "multimodal_gen")
     shutil.copytree(installed_root(), tmp_path / "sglang", ignore=ignored)
     kept = installed_root() / "_hs" / "original" / LLAMA

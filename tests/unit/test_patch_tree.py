@@ -116,9 +116,7 @@ def test_a_folder_that_holds_no_tree(tmp_path: Path) -> None:
         find_tree(target=tmp_path)
 
 
-def test_a_folder_named_sglang_that_is_no_package(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_named_sglang_that_is_no_package(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sglang").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(NoTree, match="an sglang that is no package"):

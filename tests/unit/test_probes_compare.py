@@ -30,9 +30,7 @@ def _dump(folder: Path, ids: list[int]) -> Dump:
 def batch(solo: list[Dump]) -> list[Dump]:
     """The same with noise of a bfloat16 step, as another kernel order gives."""
     torch.manual_seed(5)
-    return [
-        {name: value * (1 + 0.004 * torch.randn_like(value)) for name, value in dump.items()} for dump in solo
-    ]
+    return [{name: value * (1 + 0.004 * torch.randn_like(value)) for name, value in dump.items()} for dump in solo]
 
 
 def test_every_request_holds_its_own_rows(solo: list[Dump], batch: list[Dump]) -> None:
@@ -60,9 +58,7 @@ def test_equal_bits_are_told(solo: list[Dump]) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 3), (1, 3)])
-def test_swapped_requests_are_caught_and_named(
-    solo: list[Dump], batch: list[Dump], one: int, other: int
-) -> None:
+def test_swapped_requests_are_caught_and_named(solo: list[Dump], batch: list[Dump], one: int, other: int) -> None:
     batch[one], batch[other] = batch[other], batch[one]
     checks = compare(solo, batch)
     swapped = {one: other, other: one}

@@ -203,9 +203,7 @@ def test_the_prefixes_are_the_recorders() -> None:
     assert (listing.OUR_PREFIX, listing.HEALTH_PREFIX) == (settings.OUR_PREFIX, settings.HEALTH_PREFIX)
 
 
-def test_listing_survives_anything_and_loads_no_tensor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listing_survives_anything_and_loads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a tensor was loaded"))
     chance = random.Random(3)
     torch.save(made_up()[0], tmp_path / "good.pt")
@@ -226,9 +224,7 @@ def test_listing_survives_anything_and_loads_no_tensor(
     assert list_dumps(tmp_path / "good.pt") == []
 
 
-@pytest.mark.parametrize(
-    "shape", [(6, 64), (1, 7168), (300, 70000), (5,), (2, 3, 4), (2, 3, 4, 5), (), (0, 8)]
-)
+@pytest.mark.parametrize("shape", [(6, 64), (1, 7168), (300, 70000), (5,), (2, 3, 4), (2, 3, 4, 5), (), (0, 8)])
 def test_the_shape_is_read_without_loading(tmp_path: Path, shape: tuple[int, ...]) -> None:
     torch.save(torch.zeros(shape, dtype=torch.bool), tmp_path / "one.pt")
     assert peek_shape(tmp_path / "one.pt") == shape
@@ -250,12 +246,8 @@ def test_the_index_is_read_across_blocks_and_past_garbage(tmp_path: Path) -> Non
     write_dump(tmp_path, "hs-first", made_up())
     with open(tmp_path / "index.jsonl", "a", encoding="utf-8") as index:
         for number in range(5000):
-            index.write(
-                json.dumps({"n": number + 1, "request_id": f"hs-{number:08}", "num_tokens": 1}) + "\n"
-            )
-        index.write(
-            'garbage hs-first\n{"n": "x", "request_id": "hs-first"}\n[]\n{"n": 4, "request_id": "hs-fi'
-        )
+            index.write(json.dumps({"n": number + 1, "request_id": f"hs-{number:08}", "num_tokens": 1}) + "\n")
+        index.write('garbage hs-first\n{"n": "x", "request_id": "hs-first"}\n[]\n{"n": 4, "request_id": "hs-fi')
     assert (tmp_path / "index.jsonl").stat().st_size > 2 * listing.TAIL_BYTES
     assert find_by_request_id(tmp_path, "hs-first") == tmp_path / "req_0"
     for number in (0, 1234, 4999):
@@ -263,3 +255,12 @@ def test_the_index_is_read_across_blocks_and_past_garbage(tmp_path: Path) -> Non
         folder.mkdir()
         (folder / "done").touch()
         assert find_by_request_id(tmp_path, f"hs-{number:08}") == folder
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 100])
+def test_no_line_of_the_index_is_lost_at_a_blocks_edge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(listing, "TAIL_BYTES", block)
+    folders = {f"hs-{number}": write_dump(tmp_path, f"hs-{number}", made_up(rows=10)) for number in range(12)}
+    assert {request_id: find_by_request_id(tmp_path, request_id) for request_id in folders} == folders

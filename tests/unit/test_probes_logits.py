@@ -140,9 +140,7 @@ def test_sharded_and_prefixed_weights_are_found(setup: Setup, tmp_path: Path) ->
         ({"logits_scaling": 8.0}, "logits_scaling"),
     ],
 )
-def test_heads_that_do_more_are_refused(
-    setup: Setup, tmp_path: Path, config: dict[str, Any], message: str
-) -> None:
+def test_heads_that_do_more_are_refused(setup: Setup, tmp_path: Path, config: dict[str, Any], message: str) -> None:
     folder, capture = setup
     with pytest.raises(ModelError, match=message):
         check(changed(folder, tmp_path, **config), capture.states[PRE], "pre", IDS, capture.logprobs)
@@ -157,9 +155,7 @@ def test_quantised_and_missing_heads_are_refused(setup: Setup, tmp_path: Path) -
     with pytest.raises(ModelError, match=rf"{head} is stored as torch\.int8: it is quantised"):
         check(copy, capture.states[PRE], "pre", IDS, capture.logprobs)
     rest = {
-        name: value
-        for name, value in weights.items()
-        if not name.endswith(("lm_head.weight", "embed_tokens.weight"))
+        name: value for name, value in weights.items() if not name.endswith(("lm_head.weight", "embed_tokens.weight"))
     }
     save_file(
         rest | {"lm_head.qweight": weights[head].clone(), "model.embed_tokens.qweight": torch.zeros(2)},

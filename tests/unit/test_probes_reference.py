@@ -53,15 +53,11 @@ def test_a_right_capture_is_recognised(setup: Setup, tmp_path: Path, norm: str) 
 
 @pytest.mark.parametrize("shift", [-1, 1])
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_shift_by_one_block_is_caught_and_named(
-    setup: Setup, tmp_path: Path, block: int, shift: int
-) -> None:
+def test_a_shift_by_one_block_is_caught_and_named(setup: Setup, tmp_path: Path, block: int, shift: int) -> None:
     capture = setup[1]
     states = [after(capture, k + (shift if k == block else 0)) for k in range(BLOCKS)]
     checks = judged(setup, tmp_path, states)
-    assert [check.verdict for check in checks] == [
-        "wrong block" if k == block else "ok" for k in range(BLOCKS)
-    ]
+    assert [check.verdict for check in checks] == ["wrong block" if k == block else "ok" for k in range(BLOCKS)]
     wrong = checks[block]
     assert (wrong.claimed, wrong.best_block) == (block, block + shift)
     assert wrong.best == ("embeddings" if block + shift == EMBEDDINGS else f"block {block + shift}")
@@ -104,9 +100,7 @@ def test_nan_and_inf_match_nothing(setup: Setup, tmp_path: Path, bad: float) -> 
 def test_blocks_that_hardly_differ_give_no_verdict(setup: Setup, tmp_path: Path) -> None:
     states = setup[2].states(IDS)
     twin = 1.001 * states.blocks[1]
-    alike = type(states)(
-        states.embeddings, (states.blocks[0], states.blocks[1], twin, states.pre), states.pre, twin
-    )
+    alike = type(states)(states.embeddings, (states.blocks[0], states.blocks[1], twin, states.pre), states.pre, twin)
     folder = write_dump(tmp_path, "hs-1", [after(setup[1], k) for k in (0, 1, 1, 3)])
     assert [c.verdict for c in judge(alike, load(folder), read_meta(folder))] == [
         "ok",
@@ -178,9 +172,7 @@ def test_folders_that_hold_no_model_are_refused(tmp_path: Path, setup: Setup) ->
     (tmp_path / "model.safetensors").write_bytes(b"\x08")
     with pytest.raises(ModelError, match="not a safetensors file"):
         load_model(tmp_path)
-    (tmp_path / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "fp8"}})
-    )
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ModelError, match="quantised"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
@@ -204,3 +196,14 @@ def test_dumps_that_are_not_this_prompts_are_refused(setup: Setup, tmp_path: Pat
         reference(folder, IDS, {"a": states[0][:, :32]}, None)
     with pytest.raises(ModelError, match="token id 999 is outside the vocabulary of 256"):
         reference(folder, [999, *IDS[1:]], {"a": states[0]}, None)
+
+
+def test_a_model_that_cannot_run_gives_one_line(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the size of a\ndoes not match b")
+
+    model = load_model(setup[0])
+    monkeypatch.setattr(model.blocks[2], "forward", fail)
+    with pytest.raises(ModelError) as caught:
+        model.states(IDS)
+    assert caught.value.message == f"transformers cannot run {setup[0]}: the size of a does not match b"

@@ -63,9 +63,7 @@ def test_every_statistic_with_nan_inf_and_zeros_planted(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_tensors_of_many_chunks_are_merged_exactly(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
-    tensor = torch.cat([torch.full((1, CHUNK), 100.0), torch.randn(2, CHUNK), torch.randn(1, CHUNK) * 50]).to(
-        dtype
-    )
+    tensor = torch.cat([torch.full((1, CHUNK), 100.0), torch.randn(2, CHUNK), torch.randn(1, CHUNK) * 50]).to(dtype)
     check_against_python(tensor, describe(tensor))
 
 

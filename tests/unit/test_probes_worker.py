@@ -123,9 +123,7 @@ def test_bad_lines_are_answered_and_the_worker_goes_on(start: Callable[..., Chil
     assert (reply["id"], reply["error"]["kind"]) == (4, "call")
     reply = child.send(b'{"id": 5, "call": "describe", "args": {"folder": 5}}')
     assert (reply["id"], reply["error"]["kind"]) == (5, "internal")
-    reply = child.send(
-        json.dumps({"id": 6, "call": "describe", "args": {"folder": str(tmp_path / "no")}}).encode()
-    )
+    reply = child.send(json.dumps({"id": 6, "call": "describe", "args": {"folder": str(tmp_path / "no")}}).encode())
     assert reply["error"] == {
         "kind": "dump",
         "message": f"{tmp_path / 'no'} is not a folder",

@@ -82,9 +82,7 @@ def test_a_refusal_in_plain_text() -> None:
 
 def test_an_api_key_is_sent_and_a_missing_one_named() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(
-            200 if request.headers.get("Authorization") == "Bearer k" else 401, json={"error": "no"}
-        )
+        return httpx.Response(200 if request.headers.get("Authorization") == "Bearer k" else 401, json={"error": "no"})
 
     assert client(answer, api_key="k").server_info() == {"error": "no"}
     with pytest.raises(RequestRefused) as caught:

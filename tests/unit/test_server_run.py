@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from workbench.errors import ServerDied, ServerError, TimedOut, UsageError
+from workbench.errors import RequestRefused, ServerDied, ServerError, TimedOut, UsageError
 from workbench.server import ready, state
 from workbench.server.client import SglangClient
 from workbench.server.engine import Engine
@@ -60,9 +60,7 @@ def begin(engine: Engine) -> Starter:
 
 def session_of(record: ServerRecord) -> list[int]:
     """Independent of the code under test: what `ps` says runs in the session."""
-    listed = subprocess.run(
-        ["ps", "-eo", "pid=,sid=,stat="], capture_output=True, text=True, check=True
-    ).stdout
+    listed = subprocess.run(["ps", "-eo", "pid=,sid=,stat="], capture_output=True, text=True, check=True).stdout
     rows = [line.split() for line in listed.splitlines()]
     return [int(pid) for pid, sid, stat in rows if int(sid) == record.pid and not stat.startswith("Z")]
 
@@ -86,9 +84,7 @@ def test_a_start_shows_its_phases_and_ends_with_a_real_answer(begin: Starter) ->
     assert '"POST /generate' in Path(record.log).read_text()
 
 
-def test_a_server_that_logs_less_is_asked_all_the_same(
-    begin: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_logs_less_is_asked_all_the_same(begin: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "QUIET_S", 0.3)
     assert isinstance(list(wait_ready(begin("quiet"), 30))[-1], Ready)
 
@@ -140,6 +136,15 @@ def test_a_server_that_dies_says_why_and_keeps_secrets(begin: Starter) -> None:
     assert "api_key='***'" in error.details
     assert "'api_key': '***'" in error.details
     assert not session_of(record)
+
+
+def test_a_server_with_an_api_key(begin: Starter) -> None:
+    record = begin(flags=("--api-key", "planted-key-5"))
+    with pytest.raises(RequestRefused) as caught:
+        list(wait_ready(record, 30))
+    assert "API key" in caught.value.next_step
+    events = list(wait_ready(record, 30, SglangClient(record.url, api_key="planted-key-5")))
+    assert isinstance(events[-1], Ready)
 
 
 def test_the_record_on_disk_holds_no_secret(begin: Starter) -> None:

@@ -125,9 +125,7 @@ def diff(python: str | None, target: Path | None, as_json: bool) -> None:
 
 @patch.command()
 @_on_a_tree
-@click.option(
-    "--force", is_flag=True, help="Also restore files that were edited after apply; keeps a copy of each."
-)
+@click.option("--force", is_flag=True, help="Also restore files that were edited after apply; keeps a copy of each.")
 def revert(python: str | None, target: Path | None, as_json: bool, force: bool) -> None:
     """Give every file its original bytes back and remove the recorder."""
     from patches.manage import revert as revert_tree

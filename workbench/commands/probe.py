@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 @click.option("--python", metavar="PATH", help="The interpreter where SGLang lives [default: this one].")
 @click.option("--keep", is_flag=True, help="Leave a server that this command started running.")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True, metavar="S",
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="S",
     help="Seconds for the server to start, and again for the dump.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def probe(text: str | None, tokens: str | None, chat: bool, layers: str | None, as_json: bool, **rest: Any) -> int:
     """Send TEXT through a server and show the hidden states that it recorded.

@@ -1,0 +1,146 @@
+"""`hsbench serve`, `status` and `stop` from end to end, with a small program in SGLang's place."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench import cli
+from workbench.exitcodes import ExitCode
+from workbench.server import prepare, state
+from workbench.server.engine import Engine
+
+FAKE = Path(__file__).with_name("fake_sglang.py")
+Run = Any
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("tokenizer.json", "model.safetensors"):
+        (folder / name).touch()
+    (folder / "config.json").write_text('{"max_position_embeddings": 65536}')
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    python.chmod(0o755)
+    engine = Engine(str(python), "0.5.23", tmp_path, "2.14.1", cuda=False, has_cpu_platform=True)
+    monkeypatch.setattr(prepare, "find_engine", lambda python: engine)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield
+    cli.run(["stop", "--all", "--grace", "0"])
+
+
+def test_serve_status_stop(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["serve", "--model", str(model), "--port", "0", "--", "--tp", "2"]) == ExitCode.OK
+    out, said = capsys.readouterr()
+    record = state.load("default")
+    assert record is not None
+    assert out == f"{record.url}\n"
+    assert record.argv[-2:] == ("--tp", "2")
+    assert record.argv[record.argv.index("--max-total-tokens") + 1] == "65536"
+    for word in ("load weights", "answers", record.log):
+        assert word in said
+    assert cli.run(["status", "--json"]) == ExitCode.OK
+    [seen] = json.loads(capsys.readouterr().out)["servers"]
+    assert (seen["state"], seen["server"]["name"]) == ("ready", "default")
+    assert cli.run(["status"]) == ExitCode.OK
+    assert record.url in capsys.readouterr().out
+    assert cli.run(["stop"]) == ExitCode.OK
+    assert "nothing is left of it" in capsys.readouterr().err
+    assert not state.alive(record)
+    assert cli.run(["stop", "default"]) == ExitCode.SERVER
+
+
+def test_a_server_that_dies_leaves_only_its_log(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "die")
+    assert cli.run(["serve", "--model", str(model)]) == ExitCode.SERVER
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert "default died in phase 'kv cache' (exit code 7): ValueError: not enough memory" in said
+    assert "planted" not in said
+    assert list(state.all_records()) == []
+    assert (state.folder_of("default") / "server.log").exists()
+
+
+def test_a_server_that_is_late_keeps_running(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "silent")
+    assert cli.run(["serve", "--model", str(model), "--timeout", "0.3"]) == ExitCode.TIMEOUT
+    assert "it still runs: hsbench stop default" in capsys.readouterr().err
+    [record] = state.all_records()
+    assert state.alive(record)
+
+
+def test_giving_up_the_wait_leaves_the_server(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "silent")
+    monkeypatch.setattr("workbench.server.ready.time.sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
+    assert cli.run(["serve", "--model", str(model)]) == ExitCode.INTERRUPTED
+    assert "goes on starting; hsbench stop default ends it" in capsys.readouterr().err
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], ExitCode.USAGE, "Missing option '--model'"),
+        (["--model", "/none"], ExitCode.MISSING, "the model /none does not exist"),
+        (["--model", "MODEL", "extra"], ExitCode.USAGE, "unexpected argument 'extra'"),
+        (["--model", "MODEL", "--", "--port", "1"], ExitCode.USAGE, "--port is set by hsbench"),
+        (["--model", "MODEL", "--name", "../x"], ExitCode.USAGE, "cannot be a server's name"),
+        (["--model", "MODEL", "--layers", "2"], ExitCode.USAGE, "--layers and --final say what to record"),
+        (["--model", "MODEL", "--dump-dir", "D", "--layers", "x"], ExitCode.USAGE, "--layers 'x'"),
+        (["--model", "MODEL", "--dump-dir", "/proc/x"], ExitCode.USAGE, "cannot write into /proc/x"),
+        (["--model", "MODEL", "--device", "cuda"], ExitCode.MISSING, "sees no CUDA device"),
+        (
+            ["--model", "MODEL", "--dump-dir", "D", "--", "--chunked-prefill-size", "512"],
+            ExitCode.USAGE,
+            "--chunked-prefill-size 512 cuts a prompt",
+        ),
+    ],
+)
+def test_errors_come_before_anything_is_done(
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: ExitCode,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [str(model) if word == "MODEL" else word for word in arguments]
+    assert cli.run(["serve", *given]) == code
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert f"hsbench: {message}" in said or f"hsbench: unexpected argument" in said
+    assert message in said
+    assert "Traceback" not in said
+    assert list(state.all_records()) == []
+    assert not (tmp_path / "D").exists()
+
+
+def test_stop_names_what_it_cannot_choose_from(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        assert cli.run(["serve", "--model", str(model), "--port", "0", "--name", name]) == ExitCode.OK
+    assert cli.run(["stop"]) == ExitCode.USAGE
+    assert cli.run(["stop", "one", "--all"]) == ExitCode.USAGE
+    capsys.readouterr()
+    assert cli.run(["stop", "--all"]) == ExitCode.OK
+    assert list(state.all_records()) == []
+    assert cli.run(["status"]) == ExitCode.OK
+    assert capsys.readouterr().out == ""
