@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from workbench import __version__, output
-from workbench.errors import HsbenchError, PatchRefused, UsageError
+from workbench.errors import HsbenchError, Missing, PatchRefused, UsageError
 from workbench.exitcodes import ExitCode
 
 COMMANDS = {
@@ -61,6 +61,9 @@ def run(arguments: list[str]) -> int:
     try:
         result: Any = root.main(arguments, prog_name="hsbench", standalone_mode=False)
         return int(result or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.show_help(error.format_message())
+        return ExitCode.USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f"{context.command_path} --help" if context else "hsbench --help"
@@ -75,10 +78,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _for_user(error: Exception) -> HsbenchError:
-    from patches.errors import PatchError
+    from patches.errors import NoTree, PatchError
 
     if isinstance(error, HsbenchError):
         return error
+    if isinstance(error, NoTree):
+        return Missing(error.message, error.next_step)
     if isinstance(error, PatchError):
         return PatchRefused.of(error)
     return _Defect(f"defect in hsbench: {type(error).__name__}: {error}", "run it again with --debug, report it")

@@ -36,6 +36,11 @@ def complain(message: str, next_step: str = "", details: str = "") -> None:
         _write(sys.stderr, f"  next: {next_step}\n")
 
 
+def show_help(text: str) -> None:
+    """Help that answers an incomplete call goes to stderr, since it is not what was asked for."""
+    _write(sys.stderr, text + "\n")
+
+
 def _finite(value: Any) -> Any:
     """JSON has no NaN or infinity (RFC 8259, section 6); null keeps the object readable."""
     if isinstance(value, float):

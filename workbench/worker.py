@@ -41,6 +41,7 @@ class Worker:
                 cwd="/",
             )
         except OSError as error:
+            self._stderr.close()
             raise Missing(f"cannot run {python}: {error.strerror}", "name the engine's --python") from error
 
     def call(self, name: str, **arguments: Any) -> Any:

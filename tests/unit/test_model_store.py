@@ -31,9 +31,7 @@ def test_a_made_folder_is_whole(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["a.bin", "b.json", "manifest.json"]
     assert store.problem(folder, RECIPE, full=True) == ""
     written = json.loads((folder / "manifest.json").read_text())
-    digest = subprocess.run(
-        ["sha256sum", folder / "a.bin"], capture_output=True, text=True, check=True
-    ).stdout
+    digest = subprocess.run(["sha256sum", folder / "a.bin"], capture_output=True, text=True, check=True).stdout
     assert written["files"]["a.bin"]["sha256"] == digest.split()[0]
     assert {path.name for path in folder.parent.iterdir()} == {"m", ".m.lock"}
 

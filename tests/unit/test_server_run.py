@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from workbench.errors import RequestRefused, ServerDied, ServerError, TimedOut, UsageError
-from workbench.server import ready, state
+from workbench.server import ports, ready, state
 from workbench.server.client import SglangClient
 from workbench.server.engine import Engine
 from workbench.server.events import Killing, PhaseChanged, Ready, Stopped, Stopping
@@ -200,20 +200,27 @@ def test_children_of_a_killed_server_are_seen_and_stopped(begin: Starter, how: s
     assert list(survey()) == []
 
 
-def test_a_number_given_on_to_another_process_is_never_touched(begin: Starter) -> None:
+@pytest.fixture
+def stranger() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_number_given_on_to_another_process_is_never_touched(
+    begin: Starter, stranger: "subprocess.Popen[bytes]"
+) -> None:
     record = begin("silent")
     list(stop(record, grace_s=0))
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
-        posing = msgspec.structs.replace(record, pid=stranger.pid)
-        posing.save()
-        assert not state.alive(posing)
-        [seen] = survey()
-        assert (seen.state, seen.pids) == ("dead", ())
-        assert [type(event) for event in stop(posing)] == [Stopped]
-        assert stranger.poll() is None
-        posing.save()
-        assert state.alive(begin())
-        stranger.kill()
+    posing = msgspec.structs.replace(record, pid=stranger.pid, since_boot=record.since_boot - 60)
+    posing.save()
+    assert not state.alive(posing)
+    [seen] = survey()
+    assert (seen.state, seen.pids) == ("dead", ())
+    assert [type(event) for event in stop(posing)] == [Stopped]
+    posing.save()
+    assert state.alive(begin())
+    assert stranger.poll() is None
 
 
 def test_a_taken_name_is_refused_with_its_owner(begin: Starter) -> None:
@@ -299,3 +306,14 @@ def test_half_a_record_is_none(begin: Starter) -> None:
     assert list(state.all_records()) == []
     (record.folder / "job.json").write_bytes(whole)
     assert state.load("one") == record
+
+
+def test_a_promised_port_is_not_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = ports.choose("127.0.0.1", 0, [])
+    assert 30000 < first < 32768
+    other = next(port for port in range(first + 1, 32768) if ports.is_free("127.0.0.1", port))
+    monkeypatch.setattr(ports, "FREE_PORTS", range(first, other + 1, other - first))
+    for _ in range(20):
+        assert ports.choose("127.0.0.1", 0, {first})[0] == other
+    with pytest.raises(ServerError, match="no free port"):
+        ports.choose("127.0.0.1", 0, {first, other})

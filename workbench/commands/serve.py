@@ -10,14 +10,10 @@ from workbench.server.specs import DEFAULT_NAME, DEFAULT_PORT, DEMO, DumpSpec, L
 
 
 @click.command(epilog="Flags after -- go to SGLang as they are: hsbench serve --model demo -- --tp-size 2")
-@click.option(
-    "--model", required=True, metavar=f"PATH|{DEMO}", help=f"A model's folder; {DEMO} is a small one."
-)
+@click.option("--model", required=True, metavar=f"PATH|{DEMO}", help=f"A model's folder; {DEMO} is a small one.")
 @click.option("--name", default=DEFAULT_NAME, show_default=True, help="What to call the server.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0 is any."
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0 is any.")
 @click.option("--python", metavar="PATH", help="The interpreter where SGLang lives; default hsbench's own.")
 @click.option(
     "--timeout",
@@ -28,9 +24,7 @@ from workbench.server.specs import DEFAULT_NAME, DEFAULT_PORT, DEMO, DumpSpec, L
 )
 @click.option("--dump-dir", metavar="DIR", help="Record hidden states there: patches the engine, adds flags.")
 @click.option("--layers", metavar="2,15,27", help="Numbers of the blocks to record; default 2, N//2, N-3.")
-@click.option(
-    "--final", type=click.Choice(["pre", "post", "both"]), help="Which side of the final norm; default pre."
-)
+@click.option("--final", type=click.Choice(["pre", "post", "both"]), help="Which side of the final norm; default pre.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- SGLANG FLAGS]")
 def serve(
     dump_dir: str | None,

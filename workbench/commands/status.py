@@ -26,9 +26,7 @@ def status(as_json: bool) -> None:
     for server in found:
         if server.state == "dead":
             name, left = server.server.name, len(server.pids)
-            output.narrate(
-                f"{name} died, {left} processes of it are left; hsbench stop {name} clears it away"
-            )
+            output.narrate(f"{name} died, {left} processes of it are left; hsbench stop {name} clears it away")
 
 
 def _table(found: "list[ServerStatus]") -> str:

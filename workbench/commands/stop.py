@@ -8,9 +8,7 @@ from workbench import output
 @click.command()
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="Stop every server that hsbench started.")
-@click.option(
-    "--grace", type=click.FloatRange(min=0), default=10.0, show_default=True, help="Seconds before SIGKILL."
-)
+@click.option("--grace", type=click.FloatRange(min=0), default=10.0, show_default=True, help="Seconds before SIGKILL.")
 def stop(name: str | None, every: bool, grace: float) -> None:
     """Stop the server NAME, or the only one there is.
 

@@ -93,9 +93,7 @@ def fetch(python: str | None = None, verify: bool = False) -> Iterator[ModelEven
             why = store.problem(folder, RECIPE, verify)
             if why:
                 made = True
-                yield Step(
-                    f"making the demo model: {why}" + ("" if "not made" in why else ", so it is made again")
-                )
+                yield Step(f"making the demo model: {why}" + ("" if "not made" in why else ", so it is made again"))
                 yield from _make(find_interpreter(python), folder)
     yield ModelReady(str(folder), made)
 

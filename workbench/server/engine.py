@@ -73,9 +73,7 @@ def find_interpreter(python: str | None) -> str:
         path = path / "bin" / "python"
     found = shutil.which(str(path))
     if found is None:
-        raise Missing(
-            f"no interpreter at {python}", "give --python the path of a python, or of its environment"
-        )
+        raise Missing(f"no interpreter at {python}", "give --python the path of a python, or of its environment")
     return os.path.abspath(found)
 
 
@@ -98,9 +96,7 @@ def _scan(interpreter: str) -> dict[str, Any]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Missing(
-            f"{interpreter} does not run: {error}", "name another one with --python PATH"
-        ) from error
+        raise Missing(f"{interpreter} does not run: {error}", "name another one with --python PATH") from error
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError) as error:

@@ -105,9 +105,7 @@ def refuse_spoiling(flags: Sequence[str]) -> None:
         spoils, how = SPOILS.get(flag, (None, ""))
         if spoils is not None and spoils(value):
             shown = flag if value is None else f"{flag} {value}"
-            raise UsageError(
-                f"{shown} {how}, so a dump would not be complete", "leave it out, or record nothing"
-            )
+            raise UsageError(f"{shown} {how}, so a dump would not be complete", "leave it out, or record nothing")
 
 
 def with_defaults(
@@ -140,9 +138,7 @@ def incomplete(info: Mapping[str, Any]) -> list[str]:
     if not info.get("disable_radix_cache", True):
         found.append("the radix cache is on: --disable-radix-cache")
     if (info.get("chunked_prefill_size") or -1) > 0:
-        found.append(
-            f"prefill is cut into chunks of {info['chunked_prefill_size']}: --chunked-prefill-size -1"
-        )
+        found.append(f"prefill is cut into chunks of {info['chunked_prefill_size']}: --chunked-prefill-size -1")
     graphs = info.get("cuda_graph_config")
     prefill = graphs.get("prefill") if isinstance(graphs, Mapping) else None
     if isinstance(prefill, Mapping) and prefill.get("backend", "disabled") != "disabled":

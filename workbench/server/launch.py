@@ -66,9 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, port=port, argv=tuple(argv))
 
 
-def plan(
-    spec: LaunchSpec, engine: Engine, context_len: int | None = None, patch_hash: str | None = None
-) -> Plan:
+def plan(spec: LaunchSpec, engine: Engine, context_len: int | None = None, patch_hash: str | None = None) -> Plan:
     """Decide the command and the environment. Touches nothing.
 
     Args:
@@ -206,20 +204,16 @@ def _run(plan: Plan, port_note: str) -> ServerRecord:
     added = plan.env | _around_proxies(os.environ)
     with open(log, "ab", opener=lambda path, how: os.open(path, how, 0o600)) as sink:
         try:
-            child = subprocess.Popen(
+            child = processes.Detached(
                 plan.argv,
                 cwd=folder,  # no folder of the caller may stand in for an installed package
                 env=_whole_environment(plan) | added,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
             )
         except OSError as error:
-            raise ServerError(
-                f"{plan.python} does not run: {error}", "name another one with --python"
-            ) from error
-    processes.adopt(child)
+            raise ServerError(f"{plan.python} does not run: {error}", "name another one with --python") from error
     try:
         record = _record(plan, child.pid, log, added, port_note)
         record.save()
@@ -288,6 +282,4 @@ def check_dump_folder(folder: str) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UsageError(
-            f"cannot write into {folder}: {error.strerror}", "name another --dump-dir"
-        ) from error
+        raise UsageError(f"cannot write into {folder}: {error.strerror}", "name another --dump-dir") from error

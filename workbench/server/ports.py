@@ -53,13 +53,9 @@ def choose(host: str, wanted: int, promised: Collection[int]) -> tuple[int, str]
         if port not in promised and is_free(host, port):
             return (
                 port,
-                f"port {wanted} is not free{_holder(wanted)}; using {port}"
-                if wanted
-                else f"using port {port}",
+                f"port {wanted} is not free{_holder(wanted)}; using {port}" if wanted else f"using port {port}",
             )
-    raise ServerError(
-        f"no free port between {FREE_PORTS.start} and {FREE_PORTS.stop - 1}", "give one with --port"
-    )
+    raise ServerError(f"no free port between {FREE_PORTS.start} and {FREE_PORTS.stop - 1}", "give one with --port")
 
 
 def owner(port: int) -> int | None:

@@ -6,21 +6,29 @@ move when the system's clock is set, unlike the time of day that psutil calls `c
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import psutil
 from psutil import NoSuchProcess
 
-SAME_INSTANT_S = 0.05
+SAME_INSTANT_S = 0.015
 """Linux counts a process's creation in hundredths of a second."""
 
-_children: dict[int, "subprocess.Popen[bytes]"] = {}
-"""Children of this process by number: only the parent learns an exit code, and must take it."""
+
+class Detached(subprocess.Popen[bytes]):
+    """A child that may outlive this process. Remembered for `exit_code`."""
+
+    def __init__(self, argv: Sequence[str], **how: Any) -> None:
+        super().__init__(argv, start_new_session=True, **how)
+        _children[self.pid] = self
+
+    def __del__(self) -> None:
+        """Popen complains here about a child that still runs."""
 
 
-def adopt(child: "subprocess.Popen[bytes]") -> None:
-    """Remember a child for `exit_code`."""
-    _children[child.pid] = child
+_children: dict[int, Detached] = {}
+"""Only the parent learns an exit code, and must take it."""
 
 
 def exit_code(pid: int) -> int | None:
@@ -93,10 +101,7 @@ def _is_zombie(pid: int, created_since_boot: float) -> bool:
 def _session(session: int, created_since_boot: float) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:
-            if (
-                os.getsid(process.pid) == session
-                and since_boot(process) >= created_since_boot - SAME_INSTANT_S
-            ):
+            if os.getsid(process.pid) == session and since_boot(process) >= created_since_boot - SAME_INSTANT_S:
                 yield process
         except (ProcessLookupError, PermissionError, NoSuchProcess):
             continue

@@ -82,9 +82,7 @@ class _Waiting:
     def answers(self, client: SglangClient) -> bool:
         """Ask for one token. The request's id is none that the recorder keeps."""
         try:
-            client.generate(
-                [0], rid=f"ready-{time.time_ns()}", timeout=max(1.0, self.deadline - time.monotonic())
-            )
+            client.generate([0], rid=f"ready-{time.time_ns()}", timeout=max(1.0, self.deadline - time.monotonic()))
         except AnsweredWithError as error:
             if error.status != 503:
                 raise

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 
 MASK = "***"
 
-_SECRET_NAME = re.compile(
-    r"(?i)(api[-_]?key|auth[-_]?key|access[-_]?key|token$|secret|passw|credential|_key$|-key$)"
-)
+_SECRET_NAME = re.compile(r"(?i)(api[-_]?key|auth[-_]?key|access[-_]?key|token$|secret|passw|credential|_key$|-key$)")
 _NOT_SECRET = re.compile(r"(?i)(keyfile$|tokens$)")
 _IN_TEXT = (
     # name=value, "name": "value" and `--name value`, as argument dumps and tracebacks print them
@@ -48,9 +46,7 @@ def mask_flags(argv: Sequence[str]) -> tuple[str, ...]:
         before = argv[position - 1] if position else ""
         if word.startswith("--") and equals and is_secret(name):
             masked.append(f"{name}={MASK}")
-        elif (
-            before.startswith("--") and "=" not in before and is_secret(before) and not word.startswith("--")
-        ):
+        elif before.startswith("--") and "=" not in before and is_secret(before) and not word.startswith("--"):
             masked.append(MASK)
         else:
             masked.append(mask_text(word))

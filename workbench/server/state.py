@@ -72,9 +72,7 @@ def folder_of(name: str) -> Path:
     """
     allowed = name and not name.startswith(".") and all(c.isalnum() or c in "._-" for c in name)
     if not allowed:
-        raise UsageError(
-            f"{name!r} cannot be a server's name", "use letters, digits, dot, dash and underscore"
-        )
+        raise UsageError(f"{name!r} cannot be a server's name", "use letters, digits, dot, dash and underscore")
     return servers_dir() / name
 
 
@@ -117,7 +115,5 @@ def find_record(name: str | None) -> ServerRecord:
     if not records:
         raise ServerError("no server was started by hsbench", "hsbench serve --model demo starts one")
     if len(records) > 1:
-        raise UsageError(
-            f"there are several servers: {', '.join(r.name for r in records)}", "name one of them"
-        )
+        raise UsageError(f"there are several servers: {', '.join(r.name for r in records)}", "name one of them")
     return records[0]

@@ -90,9 +90,7 @@ def _verify_ended(record: ServerRecord, seen: dict[int, psutil.Process]) -> None
     left = _left(record, seen)
     if left:
         who = ", ".join(processes.describe(seen[pid]) for pid in left)
-        raise ServerError(
-            f"{record.name} is killed but still there: {who}", "it may wait for a device; look again"
-        )
+        raise ServerError(f"{record.name} is killed but still there: {who}", "it may wait for a device; look again")
 
 
 def _verify_port(record: ServerRecord, seen: dict[int, psutil.Process]) -> None:
