@@ -1,5 +1,6 @@
 """The command line: a click group that loads a command's module only when that command runs."""
 
+import errno
 import importlib
 import sys
 import traceback
@@ -13,9 +14,13 @@ from workbench.errors import HsbenchError, Missing, PatchRefused, UsageError
 from workbench.exitcodes import ExitCode
 
 COMMANDS = {
+    "doctor": ("workbench.commands.doctor", "Examine this machine, or diagnose one server."),
+    "layers": ("workbench.commands.layers", "Say which blocks a list of layer ids means."),
+    "logs": ("workbench.commands.logs", "Show the log of a server."),
     "model": ("workbench.commands.model", "Make the small demo model from its package."),
     "patch": ("workbench.commands.patch", "Apply, check, show and revert the patch of the engine."),
     "probe": ("workbench.commands.probe", "Capture the hidden states of one prompt and check them."),
+    "restart": ("workbench.commands.restart", "Stop a server and start it again as it was."),
     "serve": ("workbench.commands.serve", "Start an SGLang server and wait until it answers."),
     "status": ("workbench.commands.status", "Say which servers run and what they are."),
     "stop": ("workbench.commands.stop", "Stop a server and check that nothing is left of it."),
@@ -86,6 +91,8 @@ def _for_user(error: Exception) -> HsbenchError:
         return Missing(error.message, error.next_step)
     if isinstance(error, PatchError):
         return PatchRefused.of(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return Missing(f"no space left on the device: {error.filename or 'the output'}", "make room, then run it again")
     return _Defect(f"defect in hsbench: {type(error).__name__}: {error}", "run it again with --debug, report it")
 
 

@@ -7,6 +7,8 @@
     ├── CheckFailed           something was checked and found wrong        exit 1
     ├── ServerError           cannot reach, start or keep a server         exit 3
     │   ├── ServerDied        the server process ended                     exit 3
+    │   ├── ServerBroken      it runs but will never answer                exit 7
+    │   ├── NotRecording      it does not record as it was told to         exit 3
     │   └── RequestRefused    the server answered with an error            exit 3
     ├── TimedOut              a deadline passed                            exit 4
     │   └── DumpMissing       no dump came for a request                   exit 4
@@ -56,6 +58,16 @@ class ServerError(HsbenchError):
 
 class ServerDied(ServerError):
     """The server's process ended while something waited for it."""
+
+
+class ServerBroken(ServerError):
+    """The server's process runs, but its state does not end by itself; the message carries the verdict."""
+
+    exit_code = ExitCode.BROKEN
+
+
+class NotRecording(ServerError):
+    """A server that should record hidden states runs without the recorder."""
 
 
 class RequestRefused(ServerError):

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a finished command means. 7 to 9 are free."""
+    """What a finished command means. 9 is free."""
 
     OK = 0
     CHECK_FAILED = 1
@@ -19,6 +19,10 @@ class ExitCode(IntEnum):
     """The engine's source is not in a state that the patch can work with."""
     MISSING = 6
     """An engine, a package, hardware or disk space is missing."""
+    BROKEN = 7
+    """A server's state does not end by itself: HUNG_SPIN, DEAD_CHILD, PORT_TAKEN or ZOMBIE_READY."""
+    UNSETTLED = 8
+    """A server is neither well nor proven broken: SLOW, WAITING, SUSPECT_SPIN, READY_UNVERIFIED, UNHEALTHY_BUT_BUSY."""
     INTERNAL = 70
     """A defect in hsbench itself (sysexits' EX_SOFTWARE)."""
     INTERRUPTED = 130

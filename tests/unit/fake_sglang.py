@@ -1,7 +1,8 @@
 """A small program in SGLang's place: it takes its command line, writes the lines of its log, and answers.
 
 `FAKE` says how it behaves: `good`; `die` (an error while it loads); `silent` (opens no port); `stubborn` (it
-and its children ignore SIGTERM); `quiet` (does not write the line that says it is ready).
+and its children ignore SIGTERM); `quiet` (does not write the line that says it is ready); `spin` (a child spins, no
+port opens); `ranks` (its children bear a scheduler's name); `slow` (opens its port after some seconds).
 """
 
 import json
@@ -53,8 +54,16 @@ class Handler(BaseHTTPRequestHandler):
         say(f"access {format % args}")
 
 
+def spin() -> None:
+    while True:
+        pass
+
+
 def child() -> "subprocess.Popen[bytes]":
     """A process like a scheduler: it outlives a killed parent."""
+    if HOW == "ranks":
+        name = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'sglang::schedul', 0, 0, 0); time.sleep(600)"
+        return subprocess.Popen([sys.executable, "-c", name])
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if HOW == "stubborn" else ""
     return subprocess.Popen([sys.executable, "-c", f"import signal, time; {ignore}time.sleep(600)"])
 
@@ -66,7 +75,13 @@ def main() -> None:
     if HOW == "die":
         say("ValueError: not enough memory, api_key='planted-key-1'")
         sys.exit(7)
+    if "--api-key" in sys.argv:
+        say(f"a client came with {sys.argv[sys.argv.index('--api-key') + 1]}")
+    if HOW == "spin":
+        spin()
     children = [child(), child()]
+    if HOW == "slow":
+        time.sleep(4)
     if HOW == "silent":
         time.sleep(600)
 

@@ -59,7 +59,7 @@ def test_serve_status_stop(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert cli.run(["status"]) == ExitCode.OK
     assert record.url in capsys.readouterr().out
     assert cli.run(["stop"]) == ExitCode.OK
-    assert "nothing is left of it" in capsys.readouterr().err
+    assert "no process is left" in capsys.readouterr().err
     assert not state.alive(record)
     assert cli.run(["stop", "default"]) == ExitCode.SERVER
 
@@ -111,7 +111,11 @@ def test_giving_up_the_wait_leaves_the_server(
         ("--model model extra", ExitCode.USAGE, "unexpected argument 'extra'"),
         ("--model model -- --port 1", ExitCode.USAGE, "--port is set by hsbench"),
         ("--model model --name ../x", ExitCode.USAGE, "'../x' cannot be a server's name"),
-        ("--model model --layers 2", ExitCode.USAGE, "--layers and --final say what to record"),
+        (
+            "--model model --layers 2",
+            ExitCode.USAGE,
+            "--layers, --final, --capture and --allow-chunked say what to record",
+        ),
         ("--model model --dump-dir D --layers x", ExitCode.USAGE, "--layers 'x'"),
         ("--model model --dump-dir /proc/x", ExitCode.USAGE, "cannot write into /proc/x"),
         ("--model model --device cuda", ExitCode.MISSING, "PYTHON sees no CUDA device"),

@@ -25,7 +25,7 @@ def test_the_cpu_gets_what_it_needs() -> None:
         *["/e/bin/python", "-m", "sglang.launch_server", "--model-path", "/m"],
         *["--host", "127.0.0.1", "--port", "4711", "--device", "cpu"],
         *["--attention-backend", "torch_native", "--disable-cuda-graph", "--disable-radix-cache"],
-        *["--mem-fraction-static", "0.2", "--max-total-tokens", "32768"],
+        *["--mem-fraction-static", "0.2", "--sleep-on-idle", "--max-total-tokens", "32768"],
     ]
 
 

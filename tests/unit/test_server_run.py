@@ -153,7 +153,7 @@ def test_the_record_on_disk_holds_no_secret(begin: Starter) -> None:
     kept = (record.folder / "job.json").read_text()
     assert "planted" not in kept
     assert json.loads(kept)["argv"][-5:] == ["--api-key", "***", "--admin-api-key=***", "--log-level", "info"]
-    assert "planted-key-2" in Path(f"/proc/{record.pid}/cmdline").read_text()
+    wait_until(lambda: "planted-key-2" in Path(f"/proc/{record.pid}/cmdline").read_text())
     assert (record.folder / "server.log").stat().st_mode & 0o077 == 0
 
 

@@ -13,10 +13,17 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: {schema, servers: [...]}.")
 def status(as_json: bool) -> None:
-    """List the servers that hsbench started: starting, ready, silent (runs but does not answer) or dead."""
+    """List the servers that hsbench started.
+
+    They are starting, ready, silent (run but do not answer), broken (processes are missing) or dead.
+    """
+    from workbench.server import launches
     from workbench.server.survey import survey
 
     found = list(survey())
+    known = {one.server.pid for one in found}
+    for orphans in (one for one in launches.orphans() if one.launch.pid not in known):
+        output.narrate(orphans.describe())
     if as_json:
         output.data_json({"schema": 1, "servers": found})
     elif found:
@@ -24,6 +31,9 @@ def status(as_json: bool) -> None:
     else:
         output.narrate("no server was started by hsbench; hsbench serve --model demo starts one")
     for server in found:
+        if server.state == "broken":
+            lost = ", ".join(server.lost)
+            output.narrate(f"{server.server.name} has lost {lost}; hsbench doctor --name {server.server.name}")
         if server.state == "dead":
             name, left = server.server.name, len(server.pids)
             output.narrate(f"{name} died, {left} processes of it are left; hsbench stop {name} clears it away")
@@ -36,7 +46,7 @@ def _table(found: "list[ServerStatus]") -> str:
     rows = [
         [
             status.server.name,
-            status.state,
+            f"{status.state}: {status.phase}" if status.phase else status.state,
             status.server.url,
             str(status.server.pid),
             status.server.device,

@@ -193,7 +193,8 @@ def _words(response: httpx.Response) -> str:
     try:
         said: Any = response.json()
     except ValueError:
-        return response.text.strip()[:500] or response.reason_phrase
+        text = " ".join(response.text.split())
+        return text[:200] if text and "<html" not in text.lower() else response.reason_phrase
     for key in ("error", "message", "detail"):
         if isinstance(said, dict) and key in said:
             said = said[key]

@@ -30,6 +30,8 @@ class Engine(msgspec.Struct, frozen=True):
     """SGLang there would find the platform `hsbench_cpu`."""
     flags: frozenset[str] = frozenset()
     """Flags that this release declares."""
+    has_plugin: bool = False
+    """SGLang there would find the capture plug-in of hsbench, and can import its hooks."""
 
 
 def find_engine(python: str | None = None) -> Engine:
@@ -57,6 +59,7 @@ def find_engine(python: str | None = None) -> Engine:
         cuda=found["cuda"],
         has_cpu_platform=found["has_cpu_platform"],
         flags=frozenset(found["flags"]),
+        has_plugin=found["has_plugin"],
     )
 
 

@@ -25,6 +25,15 @@ class PhaseChanged(msgspec.Struct, frozen=True):
     """Since the process was started."""
 
 
+class Judged(msgspec.Struct, frozen=True):
+    """What the start is doing has changed, by its samples."""
+
+    state: str
+    """One of `workbench.supervision.verdict.State`."""
+    text: str
+    """State, evidence and next step in one line."""
+
+
 class Ready(msgspec.Struct, frozen=True):
     """A request for one token was answered."""
 
@@ -53,7 +62,7 @@ class Stopped(msgspec.Struct, frozen=True):
     seconds: float
 
 
-ServerEvent = Note | Started | PhaseChanged | Ready | Stopping | Killing | Stopped
+ServerEvent = Note | Started | PhaseChanged | Judged | Ready | Stopping | Killing | Stopped
 
 
 def describe(event: ServerEvent) -> str:
@@ -66,6 +75,8 @@ def describe(event: ServerEvent) -> str:
             text = f"started {record.name} as process {record.pid} on {record.device}, log {record.log}{port}"
         case PhaseChanged(phase, seconds):
             text = f"{phase} ({seconds:.1f} s after the start)"
+        case Judged(_, said):
+            text = said
         case Ready(seconds):
             text = f"answers ({seconds:.1f} s after the start)"
         case Stopping(name, pids):
@@ -73,5 +84,5 @@ def describe(event: ServerEvent) -> str:
         case Killing(name, pids):
             text = f"killing what is left of {name}: {', '.join(map(str, pids))}"
         case Stopped(name, seconds):
-            text = f"{name} is stopped, nothing is left of it ({seconds:.1f} s)"
+            text = f"{name} is stopped: no process is left, its port is free ({seconds:.1f} s)"
     return text

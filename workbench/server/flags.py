@@ -24,8 +24,13 @@ CPU = (
     ("--disable-cuda-graph", None),
     ("--disable-radix-cache", None),
     ("--mem-fraction-static", "0.2"),
+    ("--sleep-on-idle", None),
 )
-"""What SGLang needs on a CPU without AMX, unless the user says otherwise."""
+"""What SGLang needs on a CPU without AMX, unless the user says otherwise. An idle scheduler polls with a whole
+core by design, which on a CPU is taken from the model and from whoever reads the dumps."""
+
+TP_SIZE = ("--tp-size", "--tp", "--tensor-parallel-size")
+"""The names of one flag."""
 
 CPU_TOKENS = 32768
 """Size of the key-value cache on a CPU, or the model's context if that is more. SGLang's own choice fills a
@@ -38,6 +43,18 @@ DUMP = (
 )
 """What makes a dump complete. `--max-prefill-tokens` is not among them: without chunks both tested releases
 admit the first request of a pass whatever its length, so no prompt is cut."""
+
+
+CHUNKS = frozenset({"--chunked-prefill-size", "--enable-dynamic-chunking"})
+"""Flags that spoil a dump only as long as nobody puts its chunks together."""
+
+_SCATTERS = "spreads the rows of a pass over several ranks, none of which sees whole states"
+_REPLICAS = "runs several engines that would write into one folder; start a server for each instead"
+
+
+SPREAD_SIZES = ("attn_dp_size", "attn_cp_size")
+SPREAD_MODES = ("enable_dp_attention", "enable_layernorm_sp", "enable_attn_tp_input_scattered")
+"""What `/server_info` calls the settings that spread a pass over several ranks."""
 
 
 def _positive(value: str | None) -> bool:
@@ -72,9 +89,18 @@ SPOILS: dict[str, tuple[Callable[[str | None], bool], str]] = {
     "--enable-hierarchical-cache": (_always, "serves prompts from a cache"),
     "--cuda-graph-backend-prefill": (_graph, "runs prefill in a graph that the recorder cannot enter"),
     "--cuda-graph-config": (_graph_config, "runs prefill in a graph that the recorder cannot enter"),
+    "--enable-dp-attention": (_always, _SCATTERS),
+    "--attn-dp-size": (_more_than_one, _SCATTERS),
+    "--attention-data-parallel-size": (_more_than_one, _SCATTERS),
+    "--attn-cp-size": (_more_than_one, _SCATTERS),
+    "--attention-context-parallel-size": (_more_than_one, _SCATTERS),
+    "--enable-prefill-cp": (_always, _SCATTERS),
+    "--enable-layernorm-sp": (_always, _SCATTERS),
+    "--enable-attn-tp-input-scattered": (_always, _SCATTERS),
+    "--dp-size": (_more_than_one, _REPLICAS),
+    "--data-parallel-size": (_more_than_one, _REPLICAS),
     "--pp-size": (_more_than_one, "spreads the blocks over several processes"),
     "--pipeline-parallel-size": (_more_than_one, "spreads the blocks over several processes"),
-    "--skip-tokenizer-init": (_always, "leaves the server without a tokenizer to show the prompt with"),
 }
 """Flag → (whether this value of it spoils a dump, how)."""
 
@@ -99,13 +125,17 @@ def refuse_owned(flags: Sequence[str]) -> None:
             raise UsageError(f"{flag} is set by hsbench", f"use {OWNED[flag]} instead")
 
 
-def refuse_spoiling(flags: Sequence[str]) -> None:
-    """Raise UsageError for a flag that would make dumps incomplete."""
+def refuse_spoiling(flags: Sequence[str], allowed: frozenset[str] = frozenset()) -> None:
+    """Raise UsageError for a flag that would make dumps incomplete, unless it is one of those `allowed`."""
     for flag, value in given(flags).items():
+        if flag in allowed:
+            continue
         spoils, how = SPOILS.get(flag, (None, ""))
         if spoils is not None and spoils(value):
             shown = flag if value is None else f"{flag} {value}"
-            raise UsageError(f"{shown} {how}, so a dump would not be complete", "leave it out, or record nothing")
+            raise UsageError(
+                f"{shown} {how}, so a dump would not be complete", "leave it out, add --fix, or record nothing"
+            )
 
 
 def with_defaults(
@@ -145,6 +175,9 @@ def incomplete(info: Mapping[str, Any]) -> list[str]:
         found.append("prefill runs in a CUDA graph: --disable-prefill-cuda-graph")
     if info.get("enable_two_batch_overlap"):
         found.append("two-batch overlap splits a pass: leave out --enable-two-batch-overlap")
+    spread = [f"--{name.replace('_', '-')}" for name in SPREAD_SIZES if (info.get(name) or 1) > 1]
+    spread += [f"--{name.replace('_', '-')}" for name in SPREAD_MODES if info.get(name)]
+    found += [f"rows are spread over several ranks: leave out {flag}" for flag in spread]
     if (info.get("pp_size") or 1) > 1:
         found.append("the blocks are spread over several processes: --pp-size 1")
     return found

@@ -14,7 +14,7 @@ import psutil
 from workbench.errors import Missing, ServerError, UsageError
 from workbench.paths import servers_dir
 from workbench.server import flags as sglang_flags
-from workbench.server import ports, processes, state
+from workbench.server import launches, ports, processes, purpose, room, state
 from workbench.server.engine import Engine
 from workbench.server.ready import wait_ready
 from workbench.server.secrets import mask_env, mask_flags
@@ -25,11 +25,14 @@ __all__ = ["DumpSpec", "LaunchSpec", "Plan", "ServerRecord", "plan", "start", "w
 
 CPU_PLATFORM = "hsbench_cpu"
 LOCAL = "127.0.0.1"
+CORES_BY_RANK = "SGLANG_CPU_OMP_THREADS_BIND"
 DUMP_VARIABLES = (
     "SGLANG_HS_DUMP_DIR",
     "SGLANG_HS_DUMP_BLOCKS",
     "SGLANG_HS_DUMP_FINAL",
     "SGLANG_HS_DUMP_ALL",
+    "SGLANG_HS_ROUTE",
+    "SGLANG_HS_FILES",
 )
 
 
@@ -52,6 +55,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     dump: DumpSpec | None
     patch_hash: str | None = None
     api_key: str | None = None
+    port_fixed: bool = False
 
     @property
     def url(self) -> str:
@@ -101,6 +105,7 @@ def plan(spec: LaunchSpec, engine: Engine, context_len: int | None = None, patch
         dump=spec.dump,
         patch_hash=patch_hash,
         api_key=user.get("--api-key"),
+        port_fixed=spec.port_fixed,
     )
 
 
@@ -121,12 +126,17 @@ def _flags(spec: LaunchSpec, engine: Engine, device: str, context_len: int | Non
     sglang_flags.refuse_owned(spec.flags)
     flags = sglang_flags.absolute_paths(_without_host(spec.flags))
     if spec.dump is not None:
-        sglang_flags.refuse_spoiling(flags)
-        flags = sglang_flags.with_defaults(flags, sglang_flags.DUMP, engine.flags)
+        chunked = sglang_flags.CHUNKS if spec.dump.allow_chunked else frozenset()
+        if spec.fix:
+            flags = purpose.fixed(flags, context_len, spec.dump.allow_chunked)
+        sglang_flags.refuse_spoiling(flags, chunked)
+        purpose.refuse_short_passes(flags, context_len)
+        defaults = [(flag, value) for flag, value in sglang_flags.DUMP if flag not in chunked]
+        flags = sglang_flags.with_defaults(flags, defaults, engine.flags)
     if device == "cpu":
         tokens = max(sglang_flags.CPU_TOKENS, context_len or 0)
-        defaults = (*sglang_flags.CPU, ("--max-total-tokens", str(tokens)))
-        flags = sglang_flags.with_defaults(flags, defaults, engine.flags)
+        on_cpu = (*sglang_flags.CPU, ("--max-total-tokens", str(tokens)))
+        flags = sglang_flags.with_defaults(flags, on_cpu, engine.flags)
     return flags
 
 
@@ -147,6 +157,7 @@ def _environment(spec: LaunchSpec, device: str) -> dict[str, str]:
     env = {"PYTHONUNBUFFERED": "1"}
     if device == "cpu":
         env["SGLANG_PLATFORM"] = CPU_PLATFORM
+        env |= _cores_by_rank(spec.flags)
     if spec.dump is not None:
         env["SGLANG_HS_DUMP_DIR"] = os.path.abspath(spec.dump.folder)
         env["SGLANG_HS_DUMP_FINAL"] = spec.dump.final
@@ -154,7 +165,21 @@ def _environment(spec: LaunchSpec, device: str) -> dict[str, str]:
             env["SGLANG_HS_DUMP_BLOCKS"] = ",".join(map(str, spec.dump.blocks))
         if spec.dump.record_all:
             env["SGLANG_HS_DUMP_ALL"] = "1"
+        if spec.dump.route != "auto":
+            env["SGLANG_HS_ROUTE"] = spec.dump.route
     return env | spec.env
+
+
+def _cores_by_rank(flags: tuple[str, ...]) -> dict[str, str]:
+    """Cores for each rank: SGLang by itself gives each a NUMA node, of which most machines have one."""
+    given = sglang_flags.given(flags)
+    size = next((given[name] for name in sglang_flags.TP_SIZE if given.get(name)), None) or "1"
+    if CORES_BY_RANK in os.environ or not size.isdigit() or int(size) < 2:
+        return {}
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // int(size))
+    shares = ([cores[(rank * share + i) % len(cores)] for i in range(share)] for rank in range(int(size)))
+    return {CORES_BY_RANK: "|".join(",".join(map(str, sorted(one))) for one in shares)}
 
 
 def start(plan: Plan) -> ServerRecord:
@@ -165,6 +190,8 @@ def start(plan: Plan) -> ServerRecord:
     """
     with _one_at_a_time():
         _claim_name(plan.name)
+        room.refuse_taken_port(plan.host, plan.port if plan.port_fixed else 0)
+        room.refuse_full_gpus(plan.argv, plan.device)
         promised = {record.port for record in state.all_records() if state.alive(record)}
         port, note = ports.choose(plan.host, plan.port, promised)
         return _run(plan.on_port(port), note)
@@ -201,7 +228,7 @@ def _run(plan: Plan, port_note: str) -> ServerRecord:
     folder = state.folder_of(plan.name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = _new_log(folder)
-    added = plan.env | _around_proxies(os.environ)
+    added = plan.env | around_proxies()
     with open(log, "ab", opener=lambda path, how: os.open(path, how, 0o600)) as sink:
         try:
             child = processes.Detached(
@@ -217,6 +244,7 @@ def _run(plan: Plan, port_note: str) -> ServerRecord:
     try:
         record = _record(plan, child.pid, log, added, port_note)
         record.save()
+        launches.note(plan.name, record.pid, record.since_boot)
     except BaseException:
         child.kill()
         raise
@@ -262,9 +290,9 @@ def _whole_environment(plan: Plan) -> dict[str, str]:
     return kept
 
 
-def _around_proxies(env: "os._Environ[str]") -> dict[str, str]:
+def around_proxies() -> dict[str, str]:
     """The server warms itself up through its own address, with a client that obeys proxy variables."""
-    named = env.get("no_proxy") or env.get("NO_PROXY") or ""
+    named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = [host for host in named.split(",") if host]
     hosts += [host for host in (LOCAL, "localhost") if host not in hosts]
     return {"NO_PROXY": ",".join(hosts), "no_proxy": ",".join(hosts)}

@@ -1,5 +1,6 @@
 """Reading a server's log: new lines as they come, the phase they show, and the end of it when it died."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ PHASES = (
 the lines of the model's loading, so a phase is only ever left for a later one."""
 
 TAIL_BYTES = 65536
+CHUNK_BYTES = 1 << 20
 LINE_LENGTH = 300
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _REASON = re.compile(r"(?:[A-Za-z_.]*(?:Error|Exception)|error): +\S.*")
@@ -27,24 +29,31 @@ _REASON = re.compile(r"(?:[A-Za-z_.]*(?:Error|Exception)|error): +\S.*")
 class LogReader:
     """The lines that were appended to a log since the last look, and the phase they lead to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
         self.phase = FIRST_PHASE
-        self._offset = 0
+        self._offset = offset
         self._partial = b""
 
     def lines(self) -> Iterator[str]:
         """New whole lines. Of a progress bar, which rewrites its line, only the last state is kept."""
+        for data in self._chunks():
+            *whole, self._partial = (self._partial + data).split(b"\n")
+            for line in whole:
+                yield clean(line)
+
+    def _chunks(self) -> Iterator[bytes]:
+        """What was appended, in pieces: a log may be gigabytes. One that was cut short is read anew."""
         try:
             with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset, self._partial = 0, b""
                 file.seek(self._offset)
-                data = file.read()
+                while data := file.read(CHUNK_BYTES):
+                    self._offset += len(data)
+                    yield data
         except OSError:
             return
-        self._offset += len(data)
-        *whole, self._partial = (self._partial + data).split(b"\n")
-        for line in whole:
-            yield clean(line)
 
     def new_phases(self) -> Iterator[str]:
         """Phases that the new lines enter."""

@@ -61,13 +61,13 @@ def has_cuda(torch: Optional[str]) -> bool:  # noqa: UP045
     return bool(devices) and not hidden and not (torch or "").endswith("+cpu")
 
 
-def has_cpu_platform() -> bool:
-    """Whether SGLang here would find the CPU platform of hsbench."""
+def offers(name: str, group: str) -> bool:
+    """Whether SGLang here would find this plug-in of hsbench."""
     try:
         entries = importlib.metadata.distribution("hsbench").entry_points
     except importlib.metadata.PackageNotFoundError:
         return False
-    return any(e.name == "hsbench_cpu" and e.group == "sglang.srt.platforms" for e in entries)
+    return any(e.name == name and e.group == group for e in entries)
 
 
 def facts() -> "dict[str, Any]":
@@ -78,7 +78,8 @@ def facts() -> "dict[str, Any]":
         "version": (version("sglang") or source_version(root)) if root else None,
         "torch": torch,
         "cuda": has_cuda(torch),
-        "has_cpu_platform": has_cpu_platform(),
+        "has_cpu_platform": offers("hsbench_cpu", "sglang.srt.platforms"),
+        "has_plugin": offers("hsbench", "sglang.srt.plugins"),
         "flags": known_flags(root) if root else [],
     }
 

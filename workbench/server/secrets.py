@@ -4,10 +4,12 @@ A value is secret when the name it belongs to says so (`--api-key`, `HF_TOKEN`, 
 user names and passwords inside URLs and the tokens of well-known services.
 """
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
 MASK = "***"
+SHORTEST = 6
 
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|auth[-_]?key|access[-_]?key|token$|secret|passw|credential|_key$|-key$)")
 _NOT_SECRET = re.compile(r"(?i)(keyfile$|tokens$)")
@@ -22,6 +24,10 @@ _IN_TEXT = (
     ),
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{6,}"), rf"\g<1>{MASK}"),
     (re.compile(r"(\w+://)[^/\s:@]+:[^/\s@]+@"), rf"\g<1>{MASK}@"),
+    (
+        re.compile(r"(?i)([?&](?:[\w-]*token|[\w-]*key|sig|signature|x-amz-[\w-]+|auth|password|secret)=)[^&\s'\"]+"),
+        rf"\g<1>{MASK}",
+    ),
     (re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{8,}"), MASK),
 )
 
@@ -56,3 +62,23 @@ def mask_flags(argv: Sequence[str]) -> tuple[str, ...]:
 def mask_env(env: Mapping[str, str]) -> dict[str, str]:
     """Variables with the values of secret ones replaced."""
     return {name: MASK if is_secret(name) else mask_text(value) for name, value in env.items()}
+
+
+def secret_values(env: Mapping[str, str], argv: Sequence[str]) -> tuple[str, ...]:
+    """The secret values that a process was given, the longest first; see `blot`. Short ones are words, not secrets."""
+    found = {value for name, value in env.items() if is_secret(name) and len(value) >= SHORTEST}
+    for name, value in itertools.pairwise(argv):
+        if name.startswith("--") and "=" not in name and is_secret(name) and len(value) >= SHORTEST:
+            found.add(value)
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and equals and is_secret(name) and len(value) >= SHORTEST:
+            found.add(value)
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def blot(text: str, values: Sequence[str]) -> str:
+    """The text with these values hidden wherever they turn up, and with all that `mask_text` knows hidden too."""
+    for value in values:
+        text = text.replace(value, MASK)
+    return mask_text(text)
