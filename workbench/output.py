@@ -1,6 +1,7 @@
 """The only module that writes to stdout and stderr: stdout is data, stderr is narration."""
 
 import json
+import os
 import sys
 import time
 from typing import Any, TextIO
@@ -22,13 +23,13 @@ def data_json(value: Any) -> None:
 
 def narrate(text: str) -> None:
     """Tell a person what is going on, with the seconds since the command began."""
-    sys.stdout.flush()
+    _flush_data()
     _write(sys.stderr, f"[{time.monotonic() - _STARTED:6.1f} s] {text}\n")
 
 
 def complain(message: str, next_step: str = "", details: str = "") -> None:
     """Report an error: its evidence, then one line, then the next step."""
-    sys.stdout.flush()
+    _flush_data()
     if details:
         _write(sys.stderr, "".join(f"  | {line}\n" for line in details.splitlines()))
     _write(sys.stderr, f"hsbench: {message}\n")
@@ -39,6 +40,11 @@ def complain(message: str, next_step: str = "", details: str = "") -> None:
 def show_help(text: str) -> None:
     """Help that answers an incomplete call goes to stderr, since it is not what was asked for."""
     _write(sys.stderr, text + "\n")
+
+
+def _flush_data() -> None:
+    """stdout before stderr, so that their order survives when both go into one file."""
+    _write(sys.stdout, "")
 
 
 def _finite(value: Any) -> Any:
@@ -52,8 +58,19 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """Write text that may hold characters which the terminal's encoding lacks."""
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write text that may hold characters which the terminal's encoding lacks; nothing when the stream is closed."""
+    if stream is None:
+        return
+    try:
+        _put(stream, text)
+    except BrokenPipeError:
+        # The reader has seen enough. What was found still decides the exit code, and Python's own flush at the
+        # end must not fail on the broken pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _put(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
     except UnicodeEncodeError:

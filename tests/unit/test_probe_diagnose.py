@@ -47,11 +47,19 @@ def test_why_missing(facts: dict[str, Any], cause: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("passes", "got", "prefix", "cause"),
-    [(1, 9, 0, None), (3, 4, 0, "chunked"), (1, 4, 5, "radix_hit"), (1, 4, 0, "short")],
+    ("passes", "got", "prefix", "chunk", "cause"),
+    [
+        (1, 9, 0, 0, None),
+        (3, 4, 0, 0, "chunked"),
+        (1, 4, 5, 1, "chunked"),
+        (1, 4, 5, None, "radix_hit"),
+        (2, 4, 5, None, "radix_hit"),
+        (1, 4, 0, 0, "short"),
+    ],
 )
-def test_why_short(passes: int, got: int, prefix: int, cause: str | None) -> None:
-    diagnosis = why_short(evidence(passes=passes), sent=9, got=got, prefix_len=prefix)
+def test_why_short(passes: int, got: int, prefix: int, chunk: int | None, cause: str | None) -> None:
+    meta = {"token_ids": list(range(got)), "prefix_len": prefix, "chunk": chunk}
+    diagnosis = why_short(evidence(passes=passes), 9, meta)
     assert (diagnosis and diagnosis.cause) == cause
 
 

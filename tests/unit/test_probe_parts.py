@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from workbench.errors import CheckFailed, Missing
-from workbench.probe.arrival import has_error, wait_for_dump
+from workbench.probe.arrival import has_error, wait_for_dumps
 from workbench.probe.capture import Capture
 from workbench.probe.diagnose import Diagnosis
 from workbench.probe.report import OtherDump, ProbeReport, TensorRow, Token
@@ -37,8 +37,8 @@ def report(**changes: Any) -> ProbeReport:
     return msgspec.structs.replace(whole, **changes)
 
 
-def index_line(number: int, request_id: str) -> str:
-    return json.dumps({"n": number, "request_id": request_id}) + "\n"
+def index_line(number: int, request_id: str, **more: int | None) -> str:
+    return json.dumps({"n": number, "request_id": request_id, **more}) + "\n"
 
 
 def test_a_dump_is_found_when_its_whole_line_is_there(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_dump_is_found_when_its_whole_line_is_there(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=grow)
     thread.start()
-    assert wait_for_dump(tmp_path, "hs-1", 10) == tmp_path / "req_7"
+    assert wait_for_dumps(tmp_path, "hs-1", 10) == [tmp_path / "req_7"]
     thread.join()
 
 
@@ -63,10 +63,38 @@ def test_waiting_ends_at_the_deadline_and_on_failure(tmp_path: Path) -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    assert wait_for_dump(tmp_path, "hs-1", 3, clock=lambda: now[0], sleep=sleep) is None
+    assert wait_for_dumps(tmp_path, "hs-1", 3, clock=lambda: now[0], sleep=sleep) == []
     assert now[0] == pytest.approx(3, abs=0.1)
-    assert wait_for_dump(tmp_path, "hs-1", 3, failed=lambda: True, clock=lambda: now[0], sleep=sleep) is None
+    assert wait_for_dumps(tmp_path, "hs-1", 3, failed=lambda: True, clock=lambda: now[0], sleep=sleep) == []
     assert now[0] == pytest.approx(3, abs=0.1)
+
+
+def test_chunks_are_waited_for_and_come_in_the_order_of_their_passes(tmp_path: Path) -> None:
+    index = tmp_path / "index.jsonl"
+    index.write_text(index_line(1, "hs-1", num_tokens=4, chunk=1, **{"pass": 6}))
+    late = index_line(0, "hs-1", num_tokens=4, chunk=0, **{"pass": 5})
+
+    def sleep(seconds: float) -> None:
+        with open(index, "a", encoding="utf-8") as file:
+            file.write(late)
+
+    found = wait_for_dumps(tmp_path, "hs-1", 10, tokens=8, rest_s=10, sleep=sleep)
+    assert found == [tmp_path / "req_0", tmp_path / "req_1"]
+
+
+def test_a_rest_that_cannot_come_is_not_waited_for(tmp_path: Path) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    (tmp_path / "index.jsonl").write_text(index_line(3, "hs-1", num_tokens=4, chunk=0))
+    found = wait_for_dumps(tmp_path, "hs-1", 60, tokens=8, rest_s=2, clock=lambda: now[0], sleep=sleep)
+    assert found == [tmp_path / "req_3"]
+    assert now[0] == pytest.approx(2, abs=0.1)
+    (tmp_path / "index.jsonl").write_text(index_line(3, "hs-1", num_tokens=4, chunk=None))
+    assert wait_for_dumps(tmp_path, "hs-1", 60, tokens=8, rest_s=60, clock=lambda: now[0], sleep=sleep) == found
+    assert now[0] == pytest.approx(2, abs=0.1)
 
 
 def test_an_error_line_is_seen(tmp_path: Path) -> None:

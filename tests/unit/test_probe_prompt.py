@@ -35,12 +35,20 @@ def test_token_file(tmp_path: Path) -> None:
         (None, "[]", False, "names no token ids"),
         (None, "no/such/file", False, "neither a list of ids nor a readable file"),
         (None, "a\0b", False, "neither a list of ids nor a readable file"),
-        (None, "1,-2", False, "neither a list of ids nor a readable file"),
+        (None, "1,-2", False, "'-2' is not a token id"),
+        (None, "1.5,2", False, "'1.5' is not a token id"),
+        ("\udcff", None, False, "encoding"),
     ],
 )
 def test_refused(text: str | None, tokens: str | None, chat: bool, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         parse_prompt(text, tokens, chat)
+
+
+def test_a_byte_order_mark_is_no_token(tmp_path: Path) -> None:
+    file = tmp_path / "ids"
+    file.write_bytes(b"\xef\xbb\xbf1,2")
+    assert parse_token_ids(str(file)) == (1, 2)
 
 
 def test_file_of_words(tmp_path: Path) -> None:

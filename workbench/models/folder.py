@@ -11,6 +11,8 @@ from workbench.errors import Missing
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "*.tiktoken")
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+MAX_HEADER = 100_000_000
+"""The format's own limit, in bytes."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -40,10 +42,10 @@ def check_model(model: str, needs_tokenizer: bool = True, needs_weights: bool = 
         needs_weights: Require weights in the folder.
 
     Raises:
-        Missing: the folder, its `config.json`, its tokenizer or its weights are not there.
+        Missing: the folder, its `config.json`, its tokenizer or its weights are not there, or not whole.
     """
     folder = Path(model).expanduser()
-    if not folder.exists() and _HUB_ID.fullmatch(model):
+    if not folder.exists() and _HUB_ID.fullmatch(model) and not folder.parent.is_dir():
         return ModelFacts(model)
     config = _config(folder, model)
     if needs_tokenizer and not _has_any(folder, TOKENIZER_FILES):
@@ -56,7 +58,28 @@ def check_model(model: str, needs_tokenizer: bool = True, needs_weights: bool = 
             f"no weights in {folder}: none of {', '.join(WEIGHT_FILES)}",
             "finish the download; random weights: -- --load-format dummy",
         )
+    if needs_weights:
+        _check_whole(folder)
     return _facts(folder.absolute(), config)
+
+
+def _check_whole(folder: Path) -> None:
+    """Find a download that was cut short before a server spends a minute on it.
+
+    A safetensors file begins with the length of its header and a JSON header of byte ranges, whose greatest end
+    gives the file's size (https://huggingface.co/docs/safetensors, "Format").
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length)) if 0 < length < MAX_HEADER else {}
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            whole = bool(ends) and path.stat().st_size == 8 + length + max(ends)
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+            whole = False
+        if not whole:
+            raise Missing(f"{path} is not a whole safetensors file", "fetch the model again")
 
 
 def _config(folder: Path, given: str) -> dict[str, Any]:

@@ -9,15 +9,18 @@ from typing import Any
 
 import msgspec
 
-from workbench.errors import DumpMissing, Missing
-from workbench.probe.arrival import has_error, wait_for_dump
+from workbench.errors import DumpMissing, HsbenchError, Missing, ServerError
+from workbench.probe.arrival import has_error, wait_for_dumps
 from workbench.probe.diagnose import Diagnosis, why_missing, why_short
 from workbench.probe.evidence import Evidence, gather, read_json
 from workbench.probe.session import Target
 from workbench.server.client import SglangClient
+from workbench.worker import Worker
 
 REQUEST_PREFIX = "hs-"
 SPARE_BYTES = 1 << 20
+REST_S = 2.0
+"""How long to wait for further chunks of a prompt that should have none, to say what is wrong with it."""
 
 
 class Capture(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +33,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     answer: dict[str, Any]
     seconds: float
     """From sending the request to the finished dump."""
+    parts: tuple[str, ...] = ()
+    """The dumps that `folder` was put together from; empty when prefill took one pass."""
     shortfall: Diagnosis | None = None
     """Why the dump does not hold the whole prompt; None when it does."""
 
@@ -46,24 +51,32 @@ def capture(
     *,
     timeout_s: float,
     logprobs: bool = False,
+    worker: Worker | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Capture:
-    """Send `token_ids` and wait for their dump.
+    """Send `token_ids` and wait for their dump. The `worker` puts chunks together where they are allowed.
 
     Raises:
         DumpMissing: the server answered but no dump came; the message says why.
+        ServerError: the recorder says that it failed on this request.
         Missing: the dump folder has no room for the dump.
     """
     request_id, began = new_request_id(), clock()
     start = 0 if logprobs else None
     answer = client.generate(list(token_ids), request_id, logprob_start=start, timeout=timeout_s)
     assert isinstance(answer, dict)
-    folder = _arrived(target, request_id, began + timeout_s - clock(), len(token_ids))
-    return _whole(target, request_id, token_ids, folder, answer=answer, seconds=clock() - began)
+    parts = _arrived(target, request_id, began + timeout_s - clock(), len(token_ids))
+    seconds = clock() - began
+    return _whole(target, request_id, token_ids, parts, worker=worker, answer=answer, seconds=seconds)
 
 
 def capture_batch(
-    target: Target, client: SglangClient, prompts: Sequence[Sequence[int]], *, timeout_s: float
+    target: Target,
+    client: SglangClient,
+    prompts: Sequence[Sequence[int]],
+    *,
+    timeout_s: float,
+    worker: Worker | None = None,
 ) -> list[Capture]:
     """Send several prompts as one batch and wait for all their dumps."""
     ids, began = [new_request_id() for _ in prompts], time.monotonic()
@@ -71,16 +84,17 @@ def capture_batch(
     assert isinstance(answers, list)
     captures = []
     for request_id, prompt, answer in zip(ids, prompts, answers, strict=True):
-        folder = _arrived(target, request_id, began + timeout_s - time.monotonic(), len(prompt))
-        captures.append(_whole(target, request_id, prompt, folder, answer=answer, seconds=time.monotonic() - began))
+        parts = _arrived(target, request_id, began + timeout_s - time.monotonic(), len(prompt))
+        seconds = time.monotonic() - began
+        captures.append(_whole(target, request_id, prompt, parts, worker=worker, answer=answer, seconds=seconds))
     return captures
 
 
 def free_dumps(target: Target, captures: Sequence[Capture]) -> None:
     """Remove dumps that a check made for itself."""
-    for one in captures:
-        if Path(one.folder).parent == Path(target.dump_dir):
-            shutil.rmtree(one.folder, ignore_errors=True)
+    for folder in (folder for one in captures for folder in (one.folder, *one.parts)):
+        if Path(folder).parent == Path(target.dump_dir):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_room(target: Target, bytes_needed: int) -> None:
@@ -98,38 +112,62 @@ def check_room(target: Target, bytes_needed: int) -> None:
         raise Missing(found.message, found.next_step)
 
 
-def _arrived(target: Target, request_id: str, timeout_s: float, tokens: int) -> Path:
+def _arrived(target: Target, request_id: str, timeout_s: float, tokens: int) -> list[Path]:
     dump_dir = Path(target.dump_dir)
-    folder = wait_for_dump(dump_dir, request_id, max(0.0, timeout_s), failed=lambda: has_error(dump_dir, request_id))
-    if folder is None:
+    folders = wait_for_dumps(
+        dump_dir,
+        request_id,
+        max(0.0, timeout_s),
+        tokens=tokens,
+        rest_s=timeout_s if target.allow_chunked else REST_S,
+        failed=lambda: has_error(dump_dir, request_id),
+    )
+    if not folders:
         found = why_missing(_seen(target, request_id, 0))
-        raise DumpMissing(f"no dump came for {tokens} tokens: {found.message}", found.next_step)
-    return folder
+        kinds: dict[str, type[HsbenchError]] = {"no_space": Missing, "recorder_failed": ServerError}
+        kind = kinds.get(found.cause, DumpMissing)
+        raise kind(f"no dump came for {tokens} tokens: {found.message}", found.next_step)
+    return folders
 
 
 def _whole(
     target: Target,
     request_id: str,
     token_ids: Sequence[int],
-    folder: Path,
+    parts: Sequence[Path],
     *,
+    worker: Worker | None,
     answer: dict[str, Any],
     seconds: float,
 ) -> Capture:
+    folder = parts[0]
+    if len(parts) > 1 and target.allow_chunked and worker is not None and _is_chain(parts, len(token_ids)):
+        folder = Path(worker.call("join", folders=[str(part) for part in parts]))
     meta = read_json(folder / "meta.json") or {}
-    got, prefix = len(meta.get("token_ids", ())), int(meta.get("prefix_len", 0))
-    found = why_short(_seen(target, request_id, 0), len(token_ids), got, prefix)
+    found = why_short(_seen(target, request_id, 0), len(token_ids), meta)
     if found is None and list(meta.get("token_ids", ())) != list(token_ids):
         found = Diagnosis("other_tokens", "the dump holds other token ids than were sent", "report this defect")
     return Capture(
         request_id=request_id,
         token_ids=tuple(token_ids),
         folder=str(folder),
+        parts=() if folder == parts[0] else tuple(map(str, parts)),
         meta=meta,
         answer=answer,
         seconds=seconds,
         shortfall=found,
     )
+
+
+def _is_chain(parts: Sequence[Path], tokens: int) -> bool:
+    """Whether each part begins where the one before it ends, and they hold the whole prompt."""
+    have = 0
+    for part in parts:
+        meta = read_json(part / "meta.json") or {}
+        if meta.get("prefix_len") != have:
+            return False
+        have += int(meta.get("num_tokens", 0))
+    return have == tokens
 
 
 def _seen(target: Target, request_id: str, needed: int) -> Evidence:

@@ -34,7 +34,7 @@ def reference_check(
     judged, note = probed, ""
     if len(probed.token_ids) < ENOUGH_TOKENS:
         ids, _ = client.tokenize(VERDICT_TEXT)
-        judged = capture(target, client, ids, timeout_s=timeout_s, logprobs=True)
+        judged = capture(target, client, ids, timeout_s=timeout_s, logprobs=True, worker=worker)
         note = f"a built-in text, since {len(probed.token_ids)} tokens are too few to judge by"
     try:
         result = worker.call("reference", model=model, folder=judged.folder)
@@ -64,8 +64,8 @@ def self_test(
     """Send prompts one by one, then all in one batch, and compare the dumps request by request."""
     filler, _ = client.tokenize(VERDICT_TEXT * 4)
     prompts = [list(probed.token_ids), *_other_prompts(len(probed.token_ids), filler)]
-    others = [capture(target, client, prompt, timeout_s=timeout_s) for prompt in prompts[1:]]
-    together, size = _one_batch(target, client, prompts, timeout_s)
+    others = [capture(target, client, p, timeout_s=timeout_s, worker=worker) for p in prompts[1:]]
+    together, size = _one_batch(target, client, prompts, worker, timeout_s)
     solo = [probed.folder, *(one.folder for one in others)]
     compared = worker.call("compare", solo=solo, batch=[one.folder for one in together])
     free_dumps(target, [*others, *together])
@@ -84,7 +84,7 @@ def _other_prompts(length: int, filler: Sequence[int]) -> list[list[int]]:
 
 
 def _one_batch(
-    target: Target, client: SglangClient, prompts: list[list[int]], timeout_s: float
+    target: Target, client: SglangClient, prompts: list[list[int]], worker: Worker, timeout_s: float
 ) -> tuple[list[Capture], int]:
     """Dumps of all prompts, from tries until one forward pass held them all; and the size of the fullest pass.
 
@@ -92,7 +92,7 @@ def _one_batch(
     """
     best: list[Capture] = []
     for _ in range(BATCH_TRIES):
-        together = capture_batch(target, client, prompts, timeout_s=timeout_s)
+        together = capture_batch(target, client, prompts, timeout_s=timeout_s, worker=worker)
         if _fullest_pass(together) <= _fullest_pass(best):
             free_dumps(target, together)
             continue

@@ -1,5 +1,6 @@
 """Why a dump did not come, or came short: from evidence to one sentence and a next step."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -109,22 +110,22 @@ def _recorder_present(seen: Evidence, recorder: dict[str, Any]) -> Diagnosis:
     )
 
 
-def why_short(seen: Evidence, sent: int, got: int, prefix_len: int) -> Diagnosis | None:
+def why_short(seen: Evidence, sent: int, meta: Mapping[str, Any]) -> Diagnosis | None:
     """The reason that a dump holds fewer tokens than were sent, or None when it is whole.
 
     Args:
         seen: Evidence gathered after the dump came.
         sent: Number of tokens in the prompt.
-        got: Number of tokens in the dump.
-        prefix_len: Tokens that the engine took from its cache before the dumped ones.
+        meta: The dump's own description.
     """
+    got, prefix_len, chunk = len(meta.get("token_ids", ())), int(meta.get("prefix_len", 0)), meta.get("chunk", 0)
     if got == sent and prefix_len == 0:
         return None
-    if seen.passes > 1:
+    if chunk or (chunk is not None and seen.passes > 1):
         return Diagnosis(
             "chunked",
-            f"prefill was cut into {seen.passes} chunks; this dump holds {got} of {sent} tokens",
-            "restart the server with --chunked-prefill-size -1",
+            f"prefill was cut into {max(2, seen.passes)} chunks; this dump holds {got} of {sent} tokens",
+            "restart the server with --chunked-prefill-size -1, or have chunks put together: --allow-chunked",
         )
     if prefix_len:
         return Diagnosis(

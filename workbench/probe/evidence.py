@@ -59,7 +59,7 @@ def gather(
         variable=variable,
         patch_state=patch_state,
         patched_after_start=patched_after_start,
-        log_complaint=_complaint(log),
+        log_complaint=complaint(log),
         free_bytes=free,
         needed_bytes=needed_bytes,
     )
@@ -84,7 +84,7 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
                     yield value
 
 
-def _complaint(log: Path | None) -> str:
+def complaint(log: Path | None) -> str:
     if log is None:
         return ""
     with contextlib.suppress(OSError), open(log, "rb") as file:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from workbench.probe.prompt import Prompt
-from workbench.server.specs import Device
+from workbench.server.specs import Capture, Device
 
 
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,10 +16,14 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     reference: bool = False
     self_test: bool = False
     name: str = "default"
-    model: str = "demo"
+    model: str | None = None
+    """None means the running server's, or the demo model."""
     url: str | None = None
     dump_dir: Path | None = None
     device: Device = "auto"
+    capture: Capture = "auto"
+    """The route of a server that is started; a running one must have taken it."""
+    allow_chunked: bool = False
     python: str | None = None
     keep: bool = False
     timeout_s: float = 600.0

@@ -1,5 +1,6 @@
 """What the user asks to probe: text, a chat turn, or token ids."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,12 @@ def parse_prompt(text: str | None, tokens: str | None, chat: bool) -> Prompt:
         raise UsageError("no prompt given", 'hsbench probe "Hello world", or --tokens 19556,905')
     if not text:
         raise UsageError("the prompt is empty", 'give at least one token, such as hsbench probe "Hello world"')
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            "the prompt is not valid in this terminal's encoding", "use a UTF-8 locale, or give --tokens"
+        ) from error
     return Prompt(text=text, chat=chat)
 
 
@@ -53,11 +60,11 @@ def parse_token_ids(given: str) -> tuple[int, ...]:
 
 
 def _read_list(given: str) -> str:
-    if all(char in "0123456789,[] \n\t" for char in given):
-        return given
     path = Path(given)
+    if all(char in "0123456789.-+,[] \n\t" for char in given) and not os.path.isfile(given):
+        return given
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(

@@ -70,6 +70,10 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     dump: str
     server: str
+    route: str | None = None
+    """How the recorder got into the engine: `patch`, `plugin` or `builtin`."""
+    chunks: int = 1
+    """Passes that prefill cut the prompt into."""
     reference: dict[str, Any] | None = None
     logits: dict[str, Any] | None = None
     self_test: dict[str, Any] | None = None

@@ -6,14 +6,15 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import UsageError
+from workbench.errors import RequestRefused, ServerError, UsageError
 from workbench.probe import checks
 from workbench.probe.capture import Capture, capture, check_room
 from workbench.probe.evidence import read_json
+from workbench.probe.lease import Lease
 from workbench.probe.options import ProbeOptions
 from workbench.probe.prompt import Prompt
 from workbench.probe.report import OtherDump, ProbeReport, TensorRow, Token
-from workbench.probe.session import Target, model_config, open_target, stop_quietly
+from workbench.probe.session import Target, check_folder, explained, model_config, open_target, stop_quietly
 from workbench.probe.verdict import judge
 from workbench.server.client import SglangClient
 from workbench.server.engine import find_interpreter
@@ -35,32 +36,52 @@ def run(options: ProbeOptions) -> Iterator[ServerEvent | ProbeReport]:
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker(find_interpreter(options.python)))
         target = yield from open_target(options)
-        if target.started_here and not options.keep and target.record is not None:
-            stack.callback(stop_quietly, target.record)
+        lease = stack.enter_context(_use(target, options.keep)) if target.record is not None else None
         if target.python != worker.python:
             worker = stack.enter_context(Worker(target.python))
         client = stack.enter_context(SglangClient(target.url))
-        yield from _probe(options, target, client, worker, began)
-        if target.started_here:
+        try:
+            yield from _probe(options, target, client, worker, began)
+        except ServerError as error:
+            raise explained(target, error) from error
+        if lease is not None and (target.started_here or lease.passing):
             yield Note(_afterwards(options, target))
+
+
+@contextlib.contextmanager
+def _use(target: Target, keep: bool) -> Iterator[Lease]:
+    """Hold a lease on the server while it is probed, and stop it if it is passing and nobody else uses it."""
+    assert target.record is not None
+    lease = Lease(target.record)
+    try:
+        with lease:
+            if keep:
+                lease.keep()
+            elif target.started_here:
+                lease.mark_passing()
+            yield lease
+    finally:
+        if lease.last and lease.passing:
+            stop_quietly(target.record)
 
 
 def _afterwards(options: ProbeOptions, target: Target) -> str:
     if options.keep:
         return f"the server stays at {target.url}; hsbench stop {options.name} ends it"
-    return "stopping the server that was started for this probe (--keep leaves it running)"
+    return "stopping the server that was started for a probe, unless another one uses it (--keep leaves it running)"
 
 
 def _probe(
     options: ProbeOptions, target: Target, client: SglangClient, worker: Worker, began: float
 ) -> Generator[ServerEvent | ProbeReport, None, None]:
+    check_folder(target)
     model = str(client.model_info()["model_path"])
     config = model_config(model)
     tokens = _tokens(options.prompt, client)
     _check_tokens(tokens, client, config)
     room = len(tokens) * int(config.get("hidden_size", 0)) * DUMPED_TENSORS * BYTES_PER_VALUE
     check_room(target, room)
-    got = capture(target, client, tokens, timeout_s=options.timeout_s, logprobs=options.reference)
+    got = capture(target, client, tokens, timeout_s=options.timeout_s, logprobs=options.reference, worker=worker)
     _check_layers(options, got)
     rows = _rows(worker.call("describe", folder=got.folder))
     deeper: dict[str, Any] = {}
@@ -73,7 +94,7 @@ def _probe(
         yield Note("sending the prompt again inside a batch")
         deeper["self_test"] = checks.self_test(target, client, worker, got, timeout_s=options.timeout_s)
     verdict = judge(got, rows, deeper)
-    pieces = client.pieces(tokens)
+    pieces = _pieces(tokens, client)
     seconds = sum(row.bytes for row in rows) / got.seconds / 1e9
     yield ProbeReport(
         model=model,
@@ -91,6 +112,8 @@ def _probe(
         request_id=got.request_id,
         dump=got.folder,
         server=target.url,
+        route=got.meta.get("route"),
+        chunks=max(1, len(got.parts)),
         **deeper,
     )
 
@@ -101,6 +124,14 @@ def _tokens(prompt: Prompt, client: SglangClient) -> list[int]:
     if prompt.chat:
         return client.tokenize_chat([{"role": "user", "content": prompt.text}])
     return client.tokenize(prompt.text)[0]
+
+
+def _pieces(tokens: list[int], client: SglangClient) -> list[str]:
+    """The text of each token; empty when the server has no tokenizer."""
+    try:
+        return client.pieces(tokens)
+    except RequestRefused:
+        return [""] * len(tokens)
 
 
 def _check_tokens(tokens: list[int], client: SglangClient, config: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """A probe report as text for a terminal."""
 
+import textwrap
 from typing import Any
 
 from workbench.probe.report import OtherDump, ProbeReport, TensorRow, Token
 from workbench.render.text import bars, columns, number, plain_table, size, verdict_mark
 
+SHOWN_DUMPS = 6
 ONE_TABLE = 128
 """Columns that what-it-is and what-it-holds need side by side."""
 
@@ -12,19 +14,19 @@ ONE_TABLE = 128
 def probe_text(report: ProbeReport) -> str:
     """The whole report: tokens, tensors, checks, other dumps, verdict."""
     width = columns()
-    parts = [_tokens(report.tokens, width), _tensors(report.tensors, width)]
+    parts = [f"model {report.model}", _tokens(report.tokens, width), _tensors(report.tensors, width)]
     parts += [_reference(report.reference, width)] if report.reference else []
     parts += [_logits(report.logits)] if report.logits else []
     parts += [_self_test(report.self_test, width)] if report.self_test else []
-    parts += [_others(report.other_dumps), _verdict(report)]
+    parts += [_others(report.other_dumps, width), _verdict(report)]
     return "\n\n".join(part for part in parts if part)
 
 
 def _tokens(tokens: tuple[Token, ...], width: int) -> str:
     shown = tokens if len(tokens) <= 64 else tokens[:48] + tokens[-8:]
-    pieces = [f"{i} {token.id} {token.text!r}" for i, token in enumerate(shown)]
+    pieces = [f"{i} {token.id} {_piece(token)}" for i, token in enumerate(shown)]
     if len(shown) < len(tokens):
-        pieces[48:] = [f"… {len(tokens) - 56} more …", *(f"{t.id} {t.text!r}" for t in tokens[-8:])]
+        pieces[48:] = [f"… {len(tokens) - 56} more …", *(f"{t.id} {_piece(t)}" for t in tokens[-8:])]
     lines, line = [], f"tokens {len(tokens)}:"
     for piece in pieces:
         if len(line) + len(piece) + 3 > width:
@@ -32,6 +34,11 @@ def _tokens(tokens: tuple[Token, ...], width: int) -> str:
             line = " "
         line += f"  {piece}"
     return "\n".join([*lines, line])
+
+
+def _piece(token: Token) -> str:
+    """A token's text; a token that holds part of a character only has no text of its own."""
+    return "(part of a character)" if token.text == "\ufffd" else repr(token.text)
 
 
 def _identity(row: TensorRow) -> list[str]:
@@ -105,23 +112,30 @@ def _self_test(result: dict[str, Any], width: int) -> str:
     return plain_table(title, ["prompt", "tokens", "error", "bit-equal", "verdict"], cells, width=width)
 
 
-def _others(others: tuple[OtherDump, ...]) -> str:
+def _others(others: tuple[OtherDump, ...], width: int) -> str:
     if not others:
         return "other dumps: none"
     pieces = []
-    for other in others[:12]:
+    listed = [other for other in others if other.name]
+    for other in [*listed[-SHOWN_DUMPS:], *(other for other in others if not other.name)]:
         tokens = f" {other.tokens} tokens" if other.tokens is not None else ""
         times = f" x{other.count}" if other.count > 1 else ""
         pieces.append(f"{other.name or 'not written'}: {other.kind}{tokens}{times}")
-    if len(others) > 12:
-        pieces.append(f"{len(others) - 12} more (--json lists all)")
-    return "other dumps: " + " · ".join(pieces)
+    if len(listed) > SHOWN_DUMPS:
+        pieces.insert(0, f"{len(listed) - SHOWN_DUMPS} older ones (--json lists all)")
+    return textwrap.fill("other dumps: " + " · ".join(pieces), width, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _how(report: ProbeReport) -> str:
+    """The route, and the number of chunks if there was more than one."""
+    route = f", route {report.route}" if report.route else ""
+    return route + (f", put together from {report.chunks} chunks" if report.chunks > 1 else "")
 
 
 def _verdict(report: ProbeReport) -> str:
     took = f"captured in {report.capture_seconds:.2f} s ({report.gb_per_second:.3g} GB/s)"
     lines = [
         f"verdict: {verdict_mark(report.verdict == 'ok')} {report.verdict}: {report.summary}",
-        f"{report.dump}  {took}, {report.seconds:.1f} s in all",
+        f"{report.dump}  {took}, {report.seconds:.1f} s in all{_how(report)}",
     ]
     return "\n".join([*lines, *([f"next: {report.next_step}"] if report.next_step else [])])
