@@ -89,6 +89,13 @@ def compare(solo: list[str], batch: list[str]) -> dict[str, Any]:
     return {"rows": compare_dumps([load(f) for f in solo], [load(f) for f in batch]), "batch": len(batch)}
 
 
+def join(folders: list[str]) -> str:
+    """`chunks.join`: the folder of the whole dump."""
+    from probes.chunks import join as join_chunks
+
+    return str(join_chunks(folders))
+
+
 def _meta(folder: str) -> Meta | None:
     """The claims of a dump, None for one of another patch."""
     from pathlib import Path
@@ -111,4 +118,5 @@ CALLS: dict[str, Call] = {
     "reference": reference,
     "logits": logits,
     "compare": compare,
+    "join": join,
 }

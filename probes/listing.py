@@ -55,7 +55,7 @@ def list_dumps(dump_dir: Path | str, newest: int | None = None) -> list[DumpEntr
 
 
 def _number(name: str) -> int:
-    match = re.fullmatch(r"req_(\d+)(\.tmp)?", name)
+    match = re.fullmatch(r"req_(\d+)(\.whole)?(\.tmp)?", name)
     return int(match[1]) if match else -1
 
 

@@ -30,3 +30,11 @@ def mean_error(found: Tensor, expected: Tensor) -> float:
         return math.inf
     errors = token_errors(found, expected)
     return float((errors[1:] if len(errors) > 1 else errors).mean())
+
+
+def median_error(found: Tensor, expected: Tensor) -> float:
+    """Median of `token_errors`, without the first token when there are more; see `mean_error`."""
+    if found.shape != expected.shape or found.shape[0] == 0:
+        return math.inf
+    errors = token_errors(found, expected)
+    return float((errors[1:] if len(errors) > 1 else errors).median())

@@ -15,6 +15,7 @@ from probes.errors import MemoryShort, ModelError, PackageMissing, one_line
 from probes.weights import count_parameters, read_config
 
 FINAL_NORMS = ("norm", "final_layernorm", "ln_f")
+EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -24,19 +25,24 @@ class States:
 
     `embeddings` enters block 0; `blocks[k]` is the residual stream after block k; `pre` goes into the final
     norm and `post` comes out of it. Every one is taken by a hook on the module itself, since the library's
-    own list of hidden states has the normed state in the place of the last block's.
+    own list of hidden states has the normed state in the place of the last block's. `routed` says that experts
+    are chosen by a router, token by token.
     """
 
     embeddings: Tensor
     blocks: tuple[Tensor, ...]
     pre: Tensor
     post: Tensor
+    routed: bool = False
 
 
 class ReferenceModel:
     """A model in float32 with the places found where its states can be seen."""
 
-    def __init__(self, path: str, stack: nn.Module, blocks: nn.ModuleList, norm: nn.Module) -> None:
+    def __init__(
+        self, path: str, stack: nn.Module, blocks: nn.ModuleList, norm: nn.Module, routed: bool = False
+    ) -> None:
+        self.routed = routed
         self.path = path
         self.stack = stack
         self.blocks = blocks
@@ -60,7 +66,7 @@ class ReferenceModel:
             except Exception as error:  # a foreign model, or memory that ran out
                 raise ModelError(f"transformers cannot run {self.path}: {one_line(str(error), 200)}") from error
         blocks = tuple(seen[f"block {k}"] for k in range(len(self.blocks)))
-        return States(seen["embeddings"], blocks, seen["pre"], seen["post"])
+        return States(seen["embeddings"], blocks, seen["pre"], seen["post"], self.routed)
 
 
 @contextlib.contextmanager
@@ -132,12 +138,14 @@ def _from_pretrained(folder: Path) -> Any:
 
 def _find_parts(path: str, model: nn.Module) -> ReferenceModel:
     """The decoder stack: the module that owns a list `layers` of blocks and a norm after them."""
-    count = model.config.get_text_config().num_hidden_layers  # type: ignore[operator, union-attr]
+    config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    count = config.num_hidden_layers
+    routed = any(getattr(config, name, None) for name in EXPERT_COUNTS)
     for module in model.modules():
         blocks = getattr(module, "layers", None) or getattr(module, "h", None)
         norms = [norm for name in FINAL_NORMS if isinstance(norm := getattr(module, name, None), nn.Module)]
         if isinstance(blocks, nn.ModuleList) and len(blocks) == count and norms:
-            return ReferenceModel(path, module, blocks, norms[0])
+            return ReferenceModel(path, module, blocks, norms[0], routed)
     raise ModelError(f"{path}: {type(model).__name__} has no list of decoder blocks followed by a norm")
 
 
