@@ -90,16 +90,21 @@ class _Plan:
     package: dict[str, bytes]
 
 
-def apply(tree: Tree) -> Applied:
-    """Patch `tree`, or bring it up to this hsbench's patch. A PatchError leaves it as it was, or clean."""
+def apply(tree: Tree, families: Iterable[str] = tuple(FAMILIES)) -> Applied:
+    """Patch `tree` for these model families, or bring it to that state from another patch of ours.
+
+    All of them or none: a PatchError leaves the tree as it was, or clean.
+    """
+    asked = set(families)
+    wanted = tuple(name for name in FAMILIES if name in asked)
     with only_worker(tree.root):
         now = status(tree)
         if now.state is State.FOREIGN:
             raise _foreign(tree, now)
-        if now.state is State.APPLIED and not now.outdated:
+        if _is_done(now, wanted):
             _clear(tree)
             return Applied(False, now.state, tuple(file.path for file in now.files))
-        plan = _plan(tree, now)
+        plan = _plan(tree, now, wanted)
         _undo(tree, now, now.holding(Content.PATCHED))
         try:
             _publish(tree, plan)
@@ -136,13 +141,21 @@ def _foreign(tree: Tree, now: Status) -> PatchError:
     return PatchError(f"{tree.root}: {now.reason}", step)
 
 
-def _plan(tree: Tree, now: Status) -> _Plan:
-    """Edit every file in memory, starting from the originals."""
-    families = tuple(FAMILIES)
+def _is_done(now: Status, families: tuple[str, ...]) -> bool:
+    if now.manifest is None or now.state is not State.APPLIED or now.outdated:
+        return False
+    return set(now.manifest.families) == set(families)
+
+
+def _plan(tree: Tree, now: Status, families: tuple[str, ...]) -> _Plan:
+    """Edit every file in memory, starting from the originals. A file with nothing to edit is not touched."""
     originals, results, files = {}, {}, {}
     for path, loops in loops_by_file(families).items():
-        originals[path] = _original(tree, now, path)
-        results[path] = edit(originals[path], path, loops)
+        source = _original(tree, now, path)
+        result = edit(source, path, loops)
+        if result == source:
+            continue
+        originals[path], results[path] = source, result
         needed_by = tuple(name for name in families if path in loops_by_file([name]))
         files[path] = Edited(sha256(originals[path]), sha256(results[path]), needed_by)
     package = package_files()

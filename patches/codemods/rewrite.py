@@ -46,7 +46,7 @@ class Source:
         return self.refuse(f"looked for {what}, found it {len(found)} times, expected once")
 
     def refuse(self, why: str) -> NoReturn:
-        raise PatchError(f"{self.file}: {why}", "this release's source is not one that the patch knows")
+        raise PatchError(f"{self.file}: {why}", UNKNOWN)
 
     def change(self, node: cst.CSTNode, how: Callable[[cst.CSTNode], cst.CSTNode]) -> None:
         """Replace `node` by `how(node)`, where `node` already holds the changes inside it."""
@@ -75,6 +75,17 @@ class Source:
         return result
 
 
+def wrap(source: Source, arg: cst.CSTNode, template: str) -> None:
+    """Put the argument's value, on one line, into `template`."""
+    value = source.text(source.one_line(cst.ensure_type(arg, cst.Arg).value))
+    wrapped = cst.parse_expression(template.format(value))
+    source.change(arg, lambda node: node.with_changes(value=wrapped))
+
+
+UNKNOWN = (
+    "this release's source is not one that the patch knows; `hsbench patch support` shows the families that it knows, "
+    "`hsbench patch apply --family NAME` takes one"
+)
 REINSTALL = "reinstall this SGLang release, then apply again"
 
 

@@ -9,12 +9,36 @@ import torch
 
 
 class Span(NamedTuple):
-    """The rows of one request inside the flattened batch of one EXTEND pass."""
+    """The rows of one request inside the flattened batch of one EXTEND pass.
+
+    `chunk` counts a prompt's passes from 0; None when the `prefix_len` tokens before these rows were not recorded.
+    """
 
     request_id: str
     start: int
     length: int
     prefix_len: int
+    chunk: int | None = 0
+
+
+class Chunks:
+    """Remembers how far each of the latest requests was recorded, to tell a next chunk from a prefix hit."""
+
+    def __init__(self, remembered: int = 4096) -> None:
+        self._remembered = remembered
+        self._until: dict[str, tuple[int, int]] = {}
+
+    def number(self, request_id: str, length: int, prefix_len: int) -> int | None:
+        """The number of the chunk of `length` tokens that comes after `prefix_len` others. Call it once a pass."""
+        until, last = self._until.pop(request_id, (0, -1))
+        if prefix_len == 0:
+            until, last = 0, -1
+        if prefix_len != until:
+            return None
+        self._until[request_id] = (until + length, last + 1)
+        if len(self._until) > self._remembered:
+            del self._until[next(iter(self._until))]
+        return last + 1
 
 
 class Slot(NamedTuple):

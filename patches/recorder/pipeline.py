@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .passes import Pass, Slot, Span, packed
+from .passes import Chunks, Pass, Slot, Span, packed
 from .settings import HEALTH_PREFIX, OUR_PREFIX, SCHEMA, Settings
 from .store import DumpStore
 
@@ -24,18 +24,25 @@ logger = logging.getLogger("sglang.hs_recorder")
 
 
 class Recorder:
-    """Chooses the requests to record and hands their tensors to the writer threads."""
+    """Chooses the requests to record and hands their tensors to the writer threads.
 
-    def __init__(self, settings: Settings, engine: Mapping[str, Any]) -> None:
+    With `writes` False it chooses the same and keeps nothing, touches no disk and has no threads.
+    """
+
+    def __init__(self, settings: Settings, engine: Mapping[str, Any], writes: bool = True) -> None:
         self.settings = settings
         self.engine = dict(engine)
-        self.store = DumpStore(settings.dump_dir)
+        self.writes = writes
         self.counts: collections.Counter[str] = collections.Counter()
         self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=RECENT)
         self.waiting = 0
+        self._chunks = Chunks()
         self._changed = threading.Condition()
         self._dirty = threading.Event()
         self._side_stream: Any = None
+        if not writes:
+            return
+        self.store = DumpStore(settings.dump_dir)
         self._copier = concurrent.futures.ThreadPoolExecutor(1, "hs-copier")
         self._writers = concurrent.futures.ThreadPoolExecutor(settings.writers, "hs-writer")
         threading.Thread(target=self._publish_status, name="hs-status", daemon=True).start()
@@ -54,13 +61,21 @@ class Recorder:
         spans = self._spans(batch, first=index == 0)
         if not spans:
             return None
-        num_blocks = int(model.config.num_hidden_layers)
+        num_blocks = _num_blocks(model)
         lengths = batch.extend_seq_lens_cpu
         now = Pass(index, spans, sum(map(int, lengths)), len(lengths), num_blocks)
         now.slots = {slot.captured_entering: slot for slot in self._aux_slots(num_blocks)}  # type: ignore[misc]
         now.model_class = type(model).__name__
-        now.keep_token_ids(batch.input_ids)
+        if self.writes:
+            self._keep_token_ids(now, batch)
         return now
+
+    def _keep_token_ids(self, now: Pass, batch: Any) -> None:
+        """A failure must not end the pass: this rank goes on asking for states as the others do."""
+        try:
+            now.keep_token_ids(batch.input_ids)
+        except Exception as error:
+            self.fail(now, "begin", error)
 
     def _spans(self, batch: Any, first: bool) -> list[Span]:
         spans, start = [], 0
@@ -68,7 +83,8 @@ class Recorder:
         for rid, length, prefix in zip(batch.rids, lengths, prefixes, strict=False):
             fate = self._fate(str(rid), first)
             if fate == "recorded":
-                spans.append(Span(str(rid), start, int(length), int(prefix)))
+                chunk = self._chunks.number(str(rid), int(length), int(prefix))
+                spans.append(Span(str(rid), start, int(length), int(prefix), chunk))
             self._count(f"requests_{fate}")
             self._remember(str(rid), int(length), int(prefix), fate)
             start += int(length)
@@ -102,9 +118,15 @@ class Recorder:
 
     def finish(self, now: Pass) -> None:
         """Hand the pass to the copier; holds the engine back only while too many bytes wait."""
-        missing = [slot.name for slot in now.slots.values() if slot.name not in now.tensors]
-        if missing or not any(name.startswith("final") for name in now.tensors):
-            raise RuntimeError(f"not captured: {', '.join(missing) or 'final'}")
+        if not self.writes:
+            return
+        finals = [slot for norm in ("pre", "post") if (slot := self.final_slot(now, norm)) is not None]
+        missing = [slot.name for slot in (*now.slots.values(), *finals) if slot.name not in now.tensors]
+        if missing:
+            raise RuntimeError(f"not captured: {', '.join(missing)}")
+        if len({tensor.shape for _, tensor in now.tensors.values()}) > 1:
+            shapes = {slot.name: tuple(tensor.shape) for slot, tensor in now.tensors.values()}
+            raise RuntimeError(f"captured tensors of different shapes: {shapes}")
         size = sum(tensor.nbytes for _, tensor in now.tensors.values())
         with self._changed:
             if self.waiting and self.waiting + size > self.settings.max_waiting:
@@ -177,6 +199,7 @@ class Recorder:
             "token_ids": token_ids,
             "num_tokens": span.length,
             "prefix_len": span.prefix_len,
+            "chunk": span.chunk,
             "num_blocks": now.num_blocks,
             "after_block": [slot.after_block for slot in aux],
             "captured_entering": [slot.captured_entering for slot in aux],
@@ -191,6 +214,8 @@ class Recorder:
         """Count a failure, log the first, and add one line a request to errors.jsonl."""
         if now is not None:
             now.failed = True
+        if not self.writes:
+            return
         if self.counts["errors"] == 0:
             logger.error("_hs_ recorder failed in %s: %s", where, error, exc_info=error)
         self._count("errors")
@@ -228,6 +253,12 @@ class Recorder:
                 }
             self.store.publish_status(status)
             time.sleep(STATUS_INTERVAL_S)
+
+
+def _num_blocks(model: Any) -> int:
+    """From the configuration, or for models that keep none (gpt-oss) from the list of blocks, which is whole."""
+    config = getattr(model, "config", None)
+    return len(model.layers) if config is None else int(config.num_hidden_layers)
 
 
 def _is_capturing() -> bool:

@@ -48,8 +48,10 @@ class DumpStore:
             shutil.rmtree(building, ignore_errors=True)
             raise
         size = sum(entry["nbytes"] for entry in meta["tensors"].values())
-        line = {"n": number, "request_id": request_id, "num_tokens": meta["num_tokens"]}
-        self._append("index.jsonl", {**line, "prefix_len": meta["prefix_len"], "nbytes": size})
+        line = {"n": number, "request_id": request_id, "nbytes": size, "pass": meta["pass"]["index"]}
+        self._append(
+            "index.jsonl", {**line, **{key: meta.get(key, 0) for key in ("num_tokens", "prefix_len", "chunk")}}
+        )
         return int(size)
 
     def _claim(self) -> tuple[int, Path]:

@@ -83,7 +83,7 @@ def demo_model(hsbench: Command) -> Path:
 def server(hsbench: Command, demo_model: Path) -> Iterator[str]:
     """The url of the shared server, named `default`, recording blocks 2, 15 and 27."""
     layers = ",".join(map(str, LAYERS))
-    dumps = ["--dump-dir", str(hsbench.home / "dumps"), "--layers", layers]
+    dumps = ["--dump-dir", str(hsbench.home / "dumps"), "--layers", layers, "--capture", "patch"]
     url = hsbench.ok("serve", "--model", str(demo_model), "--device", "cpu", "--port", "0", *dumps)
     yield url.strip()
     hsbench.ok("stop", "default")

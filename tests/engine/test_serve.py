@@ -135,7 +135,7 @@ def test_a_killed_server_is_known_and_nothing_is_left_of_it(own_server: ServerRe
     assert [seen.state for seen in survey()] == ["dead"]
     done = run_hsbench("stop")
     assert done.returncode == 0, done.stderr
-    assert "nothing is left of it" in done.stderr
+    assert "no process is left" in done.stderr
     listed = subprocess.run(["ps", "-eo", "sid=,stat="], capture_output=True, text=True, check=True).stdout
     assert not [line for line in listed.splitlines() if line.split()[0] == str(own_server.pid) and "Z" not in line]
     assert list(survey()) == []

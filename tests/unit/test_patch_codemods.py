@@ -1,7 +1,6 @@
-"""The codemod on the real sources of both releases, and on sources that it must refuse."""
+"""The codemods on the real sources of both releases, and on sources that they must refuse."""
 
 from __future__ import annotations
-import __future__
 
 import ast
 import difflib
@@ -9,26 +8,30 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from patches.codemods import FAMILIES, BlockLoop, edit
+from patches.codemods import FAMILIES, BlockLoop, edit, loops_by_file
 from patches.errors import PatchError
 from tests.trees import LLAMA, NEW, OLD
+from tests.unit.engine_forward import Log, run_forward
 
 LOOPS = (BlockLoop("LlamaModel"),)
-NORMAL = ("normal_start_layer", "normal_end_layer")
-OTHERS = {
-    "qwen2": BlockLoop("Qwen2Model"),
-    "gpt_oss": BlockLoop("GptOssModel"),
-    "glm4_moe": BlockLoop("Glm4MoeModel", NORMAL),
-}
+FILES = loops_by_file(FAMILIES)
+INHERIT = {OLD: {"qwen3", "qwen3_moe"}, NEW: {"qwen3_moe"}}
+"""Files whose class has no `forward` of its own in that release."""
+ACCUMULATE = {"deepseek_v2", "qwen2_moe"}
 
 
 def source_of(releases: dict[str, Path], release: str, name: str = "llama") -> bytes:
     return (releases[release] / "sglang" / "srt" / "models" / f"{name}.py").read_bytes()
+
+
+def edited(releases: dict[str, Path], release: str, file: str) -> tuple[bytes, bytes]:
+    """The file before and after."""
+    before = source_of(releases, release, Path(file).stem)
+    return before, edit(before, file, FILES[file])
 
 
 def added_lines(before: bytes, after: bytes) -> list[str]:
@@ -57,15 +60,29 @@ class Unpatched(ast.NodeTransformer):
         return node.args[-1] if self._ours(node) else node
 
 
-@pytest.mark.parametrize("name", ["llama", *OTHERS])
-def test_only_the_recorders_calls_are_added(releases: dict[str, Path], release: str, name: str) -> None:
-    before = source_of(releases, release, name)
-    after = edit(before, f"{name}.py", LOOPS if name == "llama" else (OTHERS[name],))
+@pytest.mark.parametrize("file", FILES)
+def test_only_the_recorders_calls_are_added(releases: dict[str, Path], release: str, file: str) -> None:
+    before, after = edited(releases, release, file)
+    if Path(file).stem in INHERIT[release]:
+        assert after == before
+        return
     added = added_lines(before, after)
     assert 5 <= len(added) <= 6
     assert all("_hs_" in line for line in added)
     assert ast.dump(ast.parse(before)) != ast.dump(ast.parse(after))
     assert ast.dump(ast.parse(before)) == ast.dump(Unpatched().visit(ast.parse(after)))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_family_is_captured_in_the_way_of_its_release(releases: dict[str, Path], release: str, file: str) -> None:
+    """Deepseek and Qwen MoE through the accumulator; the others by the sum before, by the callback now."""
+    name = Path(file).stem
+    if name in INHERIT[release]:
+        return
+    after = edited(releases, release, file)[1].decode()
+    way = "accumulate" if name in ACCUMULATE else "entering" if release == OLD else "capture"
+    final = "final_pair" if release == OLD else "final_capture"
+    assert re.findall(r"_hs_recorder\.(\w+)\(", after) == ["begin", way, final, "finish"]
 
 
 def test_what_enters_is_recorded_before_the_block_does_anything(releases: dict[str, Path]) -> None:
@@ -75,111 +92,64 @@ def test_what_enters_is_recorded_before_the_block_does_anything(releases: dict[s
     assert lines[head + 1] == "            _hs_recorder.entering(_hs_pass, i, hidden_states, residual)"
 
 
-def test_the_spec_of_llama_names_its_file() -> None:
+def test_a_family_is_its_file_and_its_class() -> None:
     assert FAMILIES["llama"].edits == ((LLAMA, LOOPS[0]),)
+    assert list(FAMILIES) == ["llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "glm4_moe"]
 
 
-class Log(list[Any]):
-    """A stand-in for the recorder that writes down what it is given."""
-
-    def begin(self, model: Any, batch: Any) -> str:
-        self.append(("begin", batch))
-        return "pass"
-
-    def capture(self, now: str, block: int, wrapped: Any) -> Any:
-        return self._callback((now, block), wrapped)
-
-    def final_capture(self, now: str, wrapped: Any = None) -> Any:
-        return self._callback((now, "final"), wrapped)
-
-    def _callback(self, what: tuple[Any, ...], wrapped: Any) -> Any:
-        def both(value: int) -> None:
-            self.append((*what, value))
-            if wrapped is not None:
-                wrapped(value)
-
-        return both
-
-    def entering(self, now: str, block: int, hidden: int, residual: int | None) -> None:
-        self.append((now, block, hidden + (residual or 0)))
-
-    def final_pair(self, now: str, pair: tuple[int, int]) -> tuple[int, int]:
-        self.append((now, "final", pair[1]))
-        return pair
-
-    def finish(self, now: str, hidden: int) -> None:
-        self.append((now, "finish", hidden))
+SEEN = [
+    ("begin", "batch"),
+    ("pass", 0, 1000),
+    ("pass", 1, 1001),
+    ("pass", 2, 1003),
+    ("pass", 3, 1007),
+    ("pass", "final", 1015),
+    ("pass", "finish", -1015),
+]
 
 
-class AuxList(list[int]):
-    capture = list.append
+def forward_of(before: bytes, file: str) -> list[tuple[Log, Any, Any]]:
+    """The patched forward of each class with a loop: what the recorder saw, its result, the unpatched one's."""
+    after = edit(before, file, FILES[file])
+    found = []
+    for loop in FILES[file] if after != before else ():
+        for captured in ((2,), ()):
+            log = Log()
+            found.append(
+                (
+                    log,
+                    run_forward(after, loop.model, log, captured),
+                    run_forward(before, loop.model, Log(), captured),
+                )
+            )
+    return found
 
 
-def callback_layer(block: int) -> Any:
-    """0.5.23: a block takes the whole stream and reports what enters it."""
-
-    def layer(positions: Any, hidden: int, batch: Any, capture_output: Any = None) -> int:
-        if capture_output is not None:
-            capture_output(hidden)
-        return hidden + 2**block
-
-    return layer
-
-
-def pair_layer(block: int) -> Any:
-    """0.5.15: hidden states are what the last block added, the residual is the stream before it."""
-
-    def layer(positions: Any, hidden: int, batch: Any, residual: int | None) -> tuple[int, int]:
-        return 2**block, hidden + (residual or 0)
-
-    return layer
+@pytest.mark.parametrize("file", FILES)
+def test_the_recorder_sees_what_enters_each_block(releases: dict[str, Path], release: str, file: str) -> None:
+    """Whether or not the engine captures for itself; its own result, aux states included, stays the same."""
+    before = source_of(releases, release, Path(file).stem)
+    found = forward_of(before, file)
+    assert len(found) == (0 if Path(file).stem in INHERIT[release] else 2)
+    for (log, result, unpatched), expected in zip(found, ((-1015, [1003]), -1015), strict=False):
+        assert log == SEEN
+        assert result == unpatched == expected
 
 
-def final_norm(hidden: int, batch: Any, norm: Any, capture: Any = None) -> int:
-    if capture is not None:
-        capture(hidden)
-    return -hidden
-
-
-def run_forward(source: bytes, release: str, log: Log) -> Any:
-    """Run the source's own `LlamaModel.forward` over 4 blocks; block k adds 2**k to the embedding, 1000."""
-    (model,) = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "LlamaModel"]
-    (forward,) = [n for n in model.body if isinstance(n, ast.FunctionDef) and n.name == "forward"]
-    flags = __future__.annotations.compiler_flag
-    names: dict[str, Any] = {
-        "_hs_recorder": log,
-        "AuxHiddenStateList": AuxList,
-        "residual_batch": SimpleNamespace(start=lambda batch: None, final_norm=final_norm),
-    }
-    exec(compile(ast.Module([forward], []), "forward", "exec", flags, dont_inherit=True), names)
-    layer = callback_layer if release == NEW else pair_layer
-    rank = SimpleNamespace(is_first_rank=True, is_last_rank=True)
-    this = SimpleNamespace(
-        pp_group=rank,
-        embed_tokens=lambda ids: 1000,
-        layers=[layer(block) for block in range(4)],
-        start_layer=0,
-        end_layer=4,
-        layers_to_capture=[2],
-        norm=lambda hidden, residual: (-hidden - residual, hidden + residual),
-    )
-    return names["forward"](this, None, None, "batch")
-
-
-def test_the_recorder_sees_what_enters_each_block(releases: dict[str, Path], release: str) -> None:
-    before = source_of(releases, release)
+def test_the_last_boundary_of_gpt_oss_is_still_handed_over(releases: dict[str, Path]) -> None:
+    file = "srt/models/gpt_oss.py"
+    _, after = edited(releases, NEW, file)
     log = Log()
-    result = run_forward(edit(before, LLAMA, LOOPS), release, log)
-    assert log == [
-        ("begin", "batch"),
-        ("pass", 0, 1000),
-        ("pass", 1, 1001),
-        ("pass", 2, 1003),
-        ("pass", 3, 1007),
-        ("pass", "final", 1015),
-        ("pass", "finish", -1015),
-    ]
-    assert result == run_forward(before, release, Log()) == (-1015, [1003])
+    assert run_forward(after, "GptOssModel", log, captured=(1, 4)) == (-1015, [1001, 1015])
+    assert log == SEEN
+
+
+def test_a_class_that_neither_loops_nor_inherits_the_loop_is_refused(releases: dict[str, Path], release: str) -> None:
+    source = source_of(releases, release, "qwen3_moe")
+    other = source.replace(b"class Qwen3MoeModel(Qwen2MoeModel)", b"class Qwen3MoeModel(SomeModel)")
+    assert other != source
+    with pytest.raises(PatchError, match=r"looked for Qwen3MoeModel\.forward, found it 0 times"):
+        edit(other, "srt/models/qwen3_moe.py", FILES["srt/models/qwen3_moe.py"])
 
 
 LOOP = "for i in range(self.start_layer, self.end_layer):"
@@ -207,7 +177,12 @@ MUTATIONS = {
     "final norm twice": (NEW, NORM_NEW, f"{NORM_NEW}\n        hidden_states = {NORM_NEW}", "2 times"),
     "capture test gone": (OLD, IF_OLD, "pass\n", r"layers_to_capture.*\(0 times\)"),
     "capture test twice": (OLD, IF_OLD, f"{IF_OLD}            {IF_OLD}", "layers_to_capture.* 2 times"),
-    "both shapes": (OLD, LOOP, f"{LOOP}{INDENT}{SECOND_CALL}", r"exactly one of .*\(1 times\).*\(1 times\)"),
+    "both shapes": (
+        OLD,
+        LOOP,
+        f"{LOOP}{INDENT}{SECOND_CALL}",
+        r"exactly one of .*\(1 times\).*\(0 times\).*\(1 times\)",
+    ),
     "norm gone": (OLD, NORM_OLD, "pass", "self.norm.* 0 times"),
     "norm twice": (
         OLD,
@@ -261,13 +236,8 @@ def test_odd_bytes_are_refused(releases: dict[str, Path], release: str, spoil: A
     assert "\n" not in caught.value.message
 
 
-def test_deepseek_has_a_shape_that_is_refused_for_now(releases: dict[str, Path], release: str) -> None:
-    with pytest.raises(PatchError, match=r"exactly one of .*\(0 times\).*\(0 times\)"):
-        edit(source_of(releases, release, "deepseek_v2"), "d.py", (BlockLoop("DeepseekV2Model", NORMAL),))
-
-
 def test_a_capture_that_is_there_already_is_wrapped(releases: dict[str, Path]) -> None:
-    after = edit(source_of(releases, NEW, "gpt_oss"), "gpt_oss.py", (OTHERS["gpt_oss"],)).decode()
+    after = edited(releases, NEW, "srt/models/gpt_oss.py")[1].decode()
     line = "capture=_hs_recorder.final_capture(_hs_pass, aux_hidden_states.capture if self.end_layer in "
     assert after.count(line) == 1
     assert re.search(r"\(_hs_pass, i, aux_hidden_states\.capture if i in self\.layers_to_capture else None\),", after)

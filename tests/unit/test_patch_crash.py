@@ -14,9 +14,10 @@ import pytest
 
 from patches import manage
 from patches.errors import PatchError
-from patches.manage import State, apply, revert, status
+from patches.manage import State, revert, status
 from patches.tree import Tree
 from tests.trees import LLAMA, NEW, copy_of, snapshot
+from tests.trees import apply_llama as apply
 
 
 class Crash(BaseException):

@@ -15,10 +15,11 @@ import pytest
 
 from patches import manage
 from patches.errors import PatchError
-from patches.manage import State, apply, revert, status
+from patches.manage import State, revert, status
 from patches.manifest import Manifest
 from patches.tree import Tree
 from tests.trees import LLAMA, NEW, OLD, copy_of, snapshot
+from tests.trees import apply_llama as apply
 
 RECORDER = Path(manage.__file__).parent / "recorder"
 

@@ -56,6 +56,9 @@ def forward(the_batch: Any, pad: int = 0, style: str = "callback") -> torch.Tens
         if style == "callback":
             if (callback := recorder.capture(now, block, None)) is not None:
                 callback(stream, owned=False)
+        elif style == "accumulator":
+            if (accumulator := recorder.accumulate(now, block, None)) is not None:
+                accumulator.capture(stream, owned=False)
         else:
             recorder.entering(now, block, stream / 2, stream / 2)
     stream.copy_(state(BLOCKS - 1, rows))
@@ -101,7 +104,7 @@ def load(path: Path, name: str) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize("style", ["callback", "sum"])
+@pytest.mark.parametrize("style", ["callback", "accumulator", "sum"])
 @pytest.mark.parametrize("pad", [0, 3])
 def test_rows_are_split_by_request_and_named_by_block(dump_dir: Path, style: str, pad: int) -> None:
     forward(batch(("hs-a", 3), ("hs-b", 2)), pad=pad, style=style)

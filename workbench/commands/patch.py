@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from workbench import output
-from workbench.errors import Missing
+from workbench.errors import Missing, UsageError
 from workbench.exitcodes import ExitCode
 
 if TYPE_CHECKING:
+    from patches.support import Cell
     from patches.tree import Tree
 
 SCHEMA = 1
@@ -66,12 +67,17 @@ def _show(tree: Tree, as_json: bool, fields: dict[str, Any], lines: Iterable[obj
 
 @patch.command()
 @_on_a_tree
-def apply(python: str | None, target: Path | None, as_json: bool) -> None:
+@click.option("--family", "families", metavar="NAME", multiple=True, help="Only this model family; may be repeated.")
+def apply(python: str | None, target: Path | None, as_json: bool, families: tuple[str, ...]) -> None:
     """Hook the recorder into the model files. A second call changes nothing."""
+    from patches.codemods import FAMILIES
     from patches.manage import apply as apply_to
 
+    for name in families:
+        if name not in FAMILIES:
+            raise UsageError(f"--family {name} is none of {', '.join(FAMILIES)}", "hsbench patch support")
     tree = _tree(python, target)
-    done = apply_to(tree)
+    done = apply_to(tree, families or FAMILIES)
     how = f"patched (it was {done.was})" if done.changed else "already patched, nothing changed"
     output.narrate(f"SGLang {tree.version} in {tree.root}: {how}")
     fields = {"changed": done.changed, "was": done.was, "files": done.files}
@@ -154,3 +160,50 @@ def status(python: str | None, target: Path | None, as_json: bool) -> None:
     if now.outdated:
         lines.append("by another hsbench than this one: `hsbench patch apply` brings it up to date")
     _show(tree, as_json, fields, [*lines, *(f"{content:9} {path}" for path, content in files.items())])
+
+
+@patch.command()
+@_on_a_tree
+@click.option(
+    "--wheel",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A release as a wheel file, which is not installed.",
+)
+def support(python: str | None, target: Path | None, as_json: bool, wheel: Path | None) -> None:
+    """Say which model families this release supports by which route.
+
+    The patch is really applied to a copy of the sources, compiled and reverted.
+    """
+    from patches.errors import NoTree
+    from patches.support import copy_of_release
+    from patches.support import support as try_all
+
+    if wheel is not None and (python is not None or target is not None):
+        raise UsageError("--wheel names the release by itself", "leave out --python and --target")
+    source: Tree | Path = wheel if wheel is not None else _tree(python, target)
+    try:
+        with copy_of_release(source) as copy:
+            output.narrate(f"trying every family on a copy of SGLang {copy.version}")
+            cells = list(try_all(copy))
+            release = copy.version
+    except NoTree as error:
+        raise Missing(error.message, error.next_step) from error
+    if as_json:
+        place = source if isinstance(source, Path) else source.root
+        output.data_json({"schema": SCHEMA, "source": str(place), "sglang": release, "cells": [vars(c) for c in cells]})
+    else:
+        output.data(_matrix(release, cells))
+
+
+def _matrix(release: str, cells: list[Cell]) -> str:
+    """Families down, routes across; a number for each reason, given below."""
+    from workbench.render.text import plain_table
+
+    reasons = list(dict.fromkeys(cell.reason for cell in cells if not cell.ok))
+    marks = {(c.family, c.route): "yes" if c.ok else f"no ({reasons.index(c.reason) + 1})" for c in cells}
+    routes = list(dict.fromkeys(cell.route for cell in cells))
+    families = dict.fromkeys(cell.family for cell in cells)
+    rows = [[family, *(marks[family, route] for route in routes)] for family in families]
+    table = plain_table(f"SGLang {release}", ["family", *routes], rows, left=1 + len(routes))
+    return "\n".join([table, *(f"({number}) {reason}" for number, reason in enumerate(reasons, 1))])

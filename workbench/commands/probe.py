@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from workbench import output
+from workbench.commands.params import Seconds
 from workbench.exitcodes import ExitCode
+from workbench.server.specs import CAPTURE_HELP, ROUTES
 
 if TYPE_CHECKING:
     from workbench.probe.report import ProbeReport
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--reference", is_flag=True, help="Check against transformers in float32 and the log-probabilities.")
 @click.option("--self-test", is_flag=True, help="Compare the prompt alone with the same prompt in a batch.")
 @click.option("--name", default="default", show_default=True, help="The server to use, if it runs.")
-@click.option("--model", default="demo", show_default=True, help="Model folder to serve if no server runs.")
+@click.option("--model", help="Model folder to serve if no server runs [default: the demo model].")
 @click.option("--url", help="A server that runs already; it must record into --dump-dir on this machine.")
 @click.option(
     "--dump-dir",
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--python", metavar="PATH", help="The interpreter where SGLang lives [default: this one].")
+@click.option("--capture", type=click.Choice(ROUTES), default="auto", show_default=True, help=CAPTURE_HELP)
+@click.option("--allow-chunked", is_flag=True, help="Put the dump together when prefill cuts the prompt into passes.")
 @click.option("--keep", is_flag=True, help="Leave a server that this command started running.")
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=600.0,
     show_default=True,
     metavar="S",

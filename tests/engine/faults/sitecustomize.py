@@ -28,11 +28,15 @@ def fault() -> str:
 
 def plant(recorder: Any) -> None:
     """Wrap the recorder's functions; each asks for the fault of the moment when it is called."""
-    capture, pipeline = recorder.capture, sys.modules[f"{RECORDER}.pipeline"]
+    capture, accumulate = recorder.capture, recorder.accumulate
+    pipeline = sys.modules[f"{RECORDER}.pipeline"]
     to_host, write = pipeline.Recorder._to_host, pipeline.Recorder._write
 
     def late_capture(now: Any, block: int, wrapped: Any) -> Any:
         return capture(now, block - 1 if fault() == "shift" else block, wrapped)
+
+    def late_accumulate(now: Any, block: int, wrapped: Any) -> Any:
+        return accumulate(now, block - 1 if fault() == "shift" else block, wrapped)
 
     def changed_rows(self: Any, now: Any, event: Any) -> Any:
         host = to_host(self, now, event)
@@ -53,6 +57,7 @@ def plant(recorder: Any) -> None:
         write(self, *args)
 
     recorder.capture = late_capture
+    recorder.accumulate = late_accumulate
     pipeline.Recorder._to_host = changed_rows
     pipeline.Recorder._write = slow_write
 
