@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,14 @@ def ping() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
     }
+
+
+def threads(count: int) -> int:
+    """Let torch use `count` threads here; several workers share the cores."""
+    import torch
+
+    torch.set_num_threads(count)
+    return torch.get_num_threads()
 
 
 def describe(folder: str) -> dict[str, Any]:
@@ -89,6 +99,20 @@ def compare(solo: list[str], batch: list[str]) -> dict[str, Any]:
     return {"rows": compare_dumps([load(f) for f in solo], [load(f) for f in batch]), "batch": len(batch)}
 
 
+def _lazily(module: str, name: str) -> Call:
+    """A call whose module is imported when it is first made; the argument names are checked there."""
+
+    def call(**arguments: Any) -> Any:
+        function = getattr(importlib.import_module(f"probes.{module}"), name)
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise CallError(f"{name}: {error}") from None
+        return function(**arguments)
+
+    return call
+
+
 def _meta(folder: str) -> Meta | None:
     """The claims of a dump, None for one of another patch."""
     from pathlib import Path
@@ -111,4 +135,7 @@ CALLS: dict[str, Call] = {
     "reference": reference,
     "logits": logits,
     "compare": compare,
+    "threads": threads,
+    "convert": _lazily("convert", "convert"),
+    "write_arrow": _lazily("arrow", "write_arrow"),
 }

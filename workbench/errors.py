@@ -5,6 +5,7 @@
     HsbenchError
     ├── UsageError            the call or its input is wrong               exit 2
     ├── CheckFailed           something was checked and found wrong        exit 1
+    │   └── BadSample         one dump cannot become a training sample     exit 1
     ├── ServerError           cannot reach, start or keep a server         exit 3
     │   ├── ServerDied        the server process ended                     exit 3
     │   └── RequestRefused    the server answered with an error            exit 3
@@ -46,6 +47,10 @@ class CheckFailed(HsbenchError):
     """A check ran to its end and its outcome is red."""
 
     exit_code = ExitCode.CHECK_FAILED
+
+
+class BadSample(CheckFailed):
+    """One dump or one row of a data set cannot become a training sample; the others may."""
 
 
 class ServerError(HsbenchError):

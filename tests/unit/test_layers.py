@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "sglang", "textual", "httpx", "plotext", "numpy", "rich", "libcst", "transformers"}
 OURS = {"workbench", "probes", "patches", "bench"}
-MAY_IMPORT = {"patches": {"torch", "libcst", "sglang"}, "probes": {"torch", "safetensors", "transformers"}}
+MAY_IMPORT = {"patches": {"torch", "libcst", "sglang"}, "probes": {"torch", "safetensors", "transformers", "datasets"}}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["probe", "--help"], ["serve", "--help"], ["patch", "--help"]])
