@@ -30,7 +30,7 @@ def write_arrow(folder: str, files: dict[str, str], rows: int) -> dict[str, Any]
 
     The switch is the renaming of `state.json`, last: a reader sees the old data set or the new one.
     """
-    library = _datasets()
+    library = datasets_library()
     target = Path(folder)
     features = library.Features(
         {name: library.Sequence(library.Value("int64")) for name in ("input_ids", "loss_mask")}
@@ -99,7 +99,7 @@ def _move(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def _datasets() -> Any:
+def datasets_library() -> Any:
     """The `datasets` library, kept off the network and off the terminal."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")

@@ -138,4 +138,7 @@ CALLS: dict[str, Call] = {
     "threads": threads,
     "convert": _lazily("convert", "convert"),
     "write_arrow": _lazily("arrow", "write_arrow"),
+    "open_dataset": _lazily("source", "open_dataset"),
+    "dataset_samples": _lazily("source", "dataset_samples"),
+    "dataset_preview": _lazily("source", "dataset_preview"),
 }

@@ -13,6 +13,7 @@ from workbench.errors import HsbenchError, Missing, PatchRefused, UsageError
 from workbench.exitcodes import ExitCode
 
 COMMANDS = {
+    "extract": ("workbench.commands.extract", "Make training data from a data set."),
     "model": ("workbench.commands.model", "Make the small demo model from its package."),
     "patch": ("workbench.commands.patch", "Apply, check, show and revert the patch of the engine."),
     "probe": ("workbench.commands.probe", "Capture the hidden states of one prompt and check them."),

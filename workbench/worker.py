@@ -22,6 +22,7 @@ KINDS: dict[str, type[HsbenchError]] = {
     "memory": Missing,
     "space": Missing,
     "call": UsageError,
+    "data": UsageError,
     "sample": BadSample,
 }
 """What a `ProbeError` of this kind is to the user; all others are failed checks."""

@@ -14,7 +14,9 @@ OURS = {"workbench", "probes", "patches", "bench"}
 MAY_IMPORT = {"patches": {"torch", "libcst", "sglang"}, "probes": {"torch", "safetensors", "transformers", "datasets"}}
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["probe", "--help"], ["serve", "--help"], ["patch", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["probe", "--help"], ["serve", "--help"], ["patch", "--help"], ["extract", "--help"]]
+)
 def test_the_command_line_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys, workbench.cli\n"
