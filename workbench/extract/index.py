@@ -51,6 +51,8 @@ class IndexLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mask: str = ""
     facts: tuple[TensorFacts, ...] = ()
     request_id: str = ""
+    again: bool = False
+    """The row had a line before, and its file was lost."""
     reason: str = ""
     time: float = 0.0
 
@@ -87,6 +89,7 @@ class Index:
         self.path = folder / INDEX_FILE
         self._lock = threading.Lock()
         self._lines: dict[int, IndexLine] = {}
+        self._forgotten: set[int] = set()
         for entry in read_lines(folder):
             if isinstance(entry, IndexLine):
                 self._lines[entry.index] = entry
@@ -110,6 +113,8 @@ class Index:
 
     def append(self, line: IndexLine) -> None:
         """Add one line and sync it."""
+        if line.index in self._forgotten:
+            line = msgspec.structs.replace(line, again=True)
         data = msgspec.json.encode(line) + b"\n"
         with self._lock:
             start = os.fstat(self._file.fileno()).st_size
@@ -143,6 +148,7 @@ class Index:
         """Have a row done again in this process, because its file is gone; its next line will count."""
         with self._lock:
             self._lines.pop(index, None)
+            self._forgotten.add(index)
 
     def close(self) -> None:
         """Give the file back."""
