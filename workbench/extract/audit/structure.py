@@ -15,7 +15,6 @@ from workbench.extract.formats import Layout, layout
 from workbench.extract.index import INDEX_FILE, IndexLine, read_lines
 from workbench.extract.record import FORMATS, RECORD_FILE, RunRecord, load_record
 
-DATA_ENDINGS = (".pt", ".ckpt", ".ckpt.gz", ".safetensors", ".pth")
 ARROW_FILES = ("state.json", "dataset_info.json")
 OWN_FOLDER = ".hsbench/"
 """Where a job keeps its own files inside a data set."""
@@ -227,7 +226,7 @@ def _strays(kind: Layout, record: RunRecord | None, names: list[str], samples: s
         if base.endswith(TEMPORARY) and base.startswith("."):
             message = "a temporary file: the run was killed or is still writing"
             problems.append(Problem(check="strays", file=name, message=message, warning=True))
-        elif base.endswith("pt") or base.endswith(DATA_ENDINGS):
+        elif kind.takes(name):
             message = "a file that readers would take for a sample"
             problems.append(Problem(check="strays", file=name, message=message))
         else:

@@ -28,6 +28,9 @@ class Layout(Protocol):
     def index_of(self, file: str) -> int | None:
         """The row that a file below the data set's folder is for by its name; None when it is no sample file."""
 
+    def takes(self, file: str) -> bool:
+        """Whether readers would take a file below the data set's folder for a sample, whoever wrote it."""
+
     def side_files(self, record: RunRecord, lines: Sequence[IndexLine]) -> dict[str, Any]:
         """JSON files that readers want, by path, made from the index's written lines alone."""
 

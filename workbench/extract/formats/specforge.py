@@ -25,6 +25,9 @@ class SpecForge:
     def index_of(self, file: str) -> int | None:
         return row_of_sharded(file, ".ckpt")
 
+    def takes(self, file: str) -> bool:
+        return file.endswith((".ckpt", ".ckpt.gz"))
+
     def side_files(self, record: RunRecord, lines: Sequence[IndexLine]) -> dict[str, Any]:
         dtype, aux = f"torch.{record.states.dtype}", len(record.states.after_block)
         schema = {

@@ -28,6 +28,9 @@ class Speculators:
         digits = file.removeprefix(f"{FOLDER}/hs_").removesuffix(".safetensors")
         return int(digits) if digits.isdecimal() and self.file_of(int(digits)) == file else None
 
+    def takes(self, file: str) -> bool:
+        return file.startswith(f"{FOLDER}/hs_") and file.endswith(".safetensors")
+
     def side_files(self, record: RunRecord, lines: Sequence[IndexLine]) -> dict[str, Any]:
         tensors = len(record.states.after_block) + 1
         schema = {

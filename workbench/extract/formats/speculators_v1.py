@@ -28,6 +28,9 @@ class SpeculatorsV1:
     def index_of(self, file: str) -> int | None:
         return row_of_sharded(file, ".pt")
 
+    def takes(self, file: str) -> bool:
+        return file.endswith("pt")
+
     def side_files(self, record: RunRecord, lines: Sequence[IndexLine]) -> dict[str, Any]:
         lengths = {str(line.index): line.tokens for line in lines}
         folders = sorted({shard_folder(line.index) for line in lines})
