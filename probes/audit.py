@@ -87,11 +87,10 @@ def audit_file(
         return FileAudit(nbytes=size, faults=(Fault("unreadable", error.message.removeprefix(f"{path} ")),))
     found = tuple(facts(state) for state in held.states)
     distance = None if model is None else _norm_distance(held.states[-1], model)
+    values = [complaint(_name(number, found), one) for number, one in enumerate(found)]
     faults = [
-        *_ids_faults(held),
-        *_mask_faults(held),
-        *_shape_faults(held, tensors, hidden_size, dtype),
-        *(Fault("values", reason) for n, one in enumerate(found) if (reason := complaint(_name(n, found), one))),
+        *(_ids_faults(held) + _mask_faults(held) + _shape_faults(held, tensors, hidden_size, dtype)),
+        *(Fault("values", reason) for reason in values if reason),
         *_norm_faults(distance, format_),
     ]
     mask = held.loss_mask

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class WriteError(ProbeError):
 
 @dataclass(frozen=True)
 class Expected:
-    """What every sample of a run must be."""
+    """What every sample of a run must be: the blocks that its aux tensors follow, in order, and the tensors' form."""
 
     kind: Kind
     after_block: tuple[int, ...]
@@ -71,10 +72,7 @@ def convert(
     kind: str,
     input_ids: list[int],
     mask: str,
-    after_block: list[int],
-    num_blocks: int,
-    hidden_size: int,
-    dtype: str,
+    states: dict[str, Any],
 ) -> Written:
     """Check the dump in `folder` and write it to `target`, which must not exist, synced to the disk.
 
@@ -84,14 +82,11 @@ def convert(
         kind: One of `samplefile.KINDS`.
         input_ids: The ids that were sent.
         mask: One character a token, ``1`` where the token is trained on.
-        after_block: Blocks that the aux tensors must follow, in order.
-        num_blocks: Decoder blocks of the model.
-        hidden_size: Width of every tensor.
-        dtype: Such as ``bfloat16``.
+        states: The fields of `Expected` but its kind.
 
     Raises SampleError for a dump that is wrong, WriteError for a target that cannot be written.
     """
-    expected = Expected(as_kind(kind), tuple(after_block), num_blocks, hidden_size, dtype)
+    expected = Expected(as_kind(kind), **{**states, "after_block": tuple(states["after_block"])})
     try:
         meta, tensors = read_meta(folder), load(folder)
     except DumpError as error:
@@ -101,8 +96,8 @@ def convert(
     claims = wanted(meta, expected)
     found = tuple(_sound(claim, tensors[claim.name], expected) for claim in claims)
     ids, trained = torch.tensor(input_ids, dtype=torch.int64), torch.tensor([int(c) for c in mask], dtype=torch.int64)
-    states = [tensors[claim.name] for claim in claims]
-    nbytes, crc = _write(Path(target), expected.kind, ids, trained, states)
+    held = [tensors[claim.name] for claim in claims]
+    nbytes, crc = _write(Path(target), expected.kind, ids, trained, held)
     return Written(
         nbytes=nbytes,
         crc32=crc,
@@ -111,7 +106,7 @@ def convert(
         ids=digest(ids),
         mask=digest(trained),
         facts=found,
-        tensor_bytes=sum(state.nbytes for state in states),
+        tensor_bytes=sum(state.nbytes for state in held),
         final_norm=FINAL_NORM[expected.kind],
         request_id=meta.request_id,
     )

@@ -1,29 +1,21 @@
 """`verify` finds every planted fault, by the check that is for it, and nothing in a data set that is right."""
 
-import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from probes.convert import digest, file_crc32
-from tests.unit.extract_support import LocalWorker, local_pool, run_record, sample, states_of, write_both
-from tests.unit.probes_support import Capture, save_tiny_model
+from tests.unit.extract_support import local_pool, run_record, sample, states_of, write_both
+from tests.unit.verify_support import audit, build, failed, file_of, plant, set_line
 from workbench import cli
-from workbench.extract.audit.deep import Recaptured
-from workbench.extract.audit.report import Progress, VerifyReport
-from workbench.extract.audit.run import VerifyOptions, verify
-from workbench.extract.dataset import Dataset, DatasetSettings
-from workbench.extract.formats import layout
 from workbench.extract.index import INDEX_FILE
-from workbench.extract.record import FORMATS, Engine, Format
-from workbench.extract.sample import Refused, Sample
+from workbench.extract.record import FORMATS, Format
+from workbench.extract.sample import Refused
 from workbench.extract.writer import DatasetWriter
 from workbench.render.verify import verify_markdown
 
@@ -37,35 +29,6 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def write_source(folder: Path, samples: Sequence[Sample]) -> Path:
-    path = folder / "source.jsonl"
-    rows = [{"input_ids": list(one.input_ids), "loss_mask": list(one.loss_mask)} for one in samples]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def build(
-    folder: Path,
-    kind: Format,
-    samples: Sequence[Sample],
-    states: Callable[[Sample], Any] = states_of,
-    *,
-    model: str = "/models/tiny",
-) -> Path:
-    """A finished data set with its source beside it."""
-    folder.mkdir()
-    source = Dataset.open(DatasetSettings(path=str(write_source(folder, samples))), LocalWorker("here")).source()
-    with local_pool() as pool:
-        record = run_record(kind, len(samples), source=source, engine=Engine(model=model))
-        writer = DatasetWriter(folder / "out", record, pool)
-        for one in samples:
-            line = writer.write(one, write_both(folder / "dumps", one, states(one)))
-            assert line.status == "written", line
-        writer.finalise()
-        writer.close()
-    return folder / "out"
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[Format, Path]:
     folder = tmp_path_factory.mktemp("whole")
@@ -75,51 +38,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[Format, Path]:
 @pytest.fixture
 def data(whole: dict[Format, Path], tmp_path: Path) -> Path:
     return shutil.copytree(whole["speculators-v1"], tmp_path / "out")
-
-
-def audit(folder: Path, server: Any = None, **options: Any) -> VerifyReport:
-    with local_pool() as pool:
-        *events, report = verify(VerifyOptions(folder=folder, **options), pool, server)
-    assert isinstance(report, VerifyReport)
-    assert any(isinstance(event, Progress) for event in events)
-    return report
-
-
-def failed(report: VerifyReport) -> dict[str, str]:
-    assert (report.verdict == "failed") == any(check.outcome == "failed" for check in report.checks)
-    return {check.name: check.detail for check in report.checks if check.outcome == "failed"}
-
-
-def file_of(folder: Path, row: int) -> Path:
-    kind = json.loads((folder / "hsbench.json").read_text())["format"]
-    return folder / layout(kind).file_of(row)
-
-
-def set_line(folder: Path, row: int, **changes: Any) -> None:
-    """Change a row's line in the index, as one would who hides a fault."""
-    lines = [json.loads(line) for line in (folder / INDEX_FILE).read_text().splitlines()]
-    for line in lines:
-        if line["index"] == row:
-            line.update(changes)
-    (folder / INDEX_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def plant(folder: Path, row: int, change: Callable[[dict[str, Any]], None], *, digests: bool = False) -> None:
-    """Change what a file holds and make size and checksum in the index fit; with `digests` ids and mask too."""
-    path = file_of(folder, row)
-    held: dict[str, Any] = (
-        load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True, mmap=False)
-    )
-    change(held)
-    if path.suffix == ".safetensors":
-        save_file(held, path)
-    else:
-        torch.save(held, path)
-    nbytes, crc = file_crc32(path)
-    set_line(folder, row, nbytes=nbytes, crc32=crc)
-    if digests:
-        ids = held["token_ids"] if "token_ids" in held else held["input_ids"]
-        set_line(folder, row, ids=digest(ids), mask=digest(held["loss_mask"]))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -370,105 +288,6 @@ def test_a_data_set_of_another_program(data: Path) -> None:
     assert (report.verdict, report.checked, report.format) == ("ok", ROWS, "speculators-v1")
     torch.save(torch.zeros(3), data / "rows_0-2000/data_1.pt")
     assert "holds a Tensor" in failed(audit(data))["files"]
-
-
-# Against a model: a tiny Llama in bfloat16 stands for the engine.
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-class FakeServer:
-    """Captures as the engine would, through the recorder's own store."""
-
-    url = "http://fake"
-
-    def __init__(self, model: Path, folder: Path) -> None:
-        self.model = model
-        self.folder = folder
-        self.count = 0
-
-    @contextlib.contextmanager
-    def capture(self, ids: Sequence[int]) -> Iterator[Recaptured]:
-        got = Capture(self.model, ids)
-        one = Sample(index=self.count, input_ids=tuple(ids), loss_mask=(1,) * len(ids))
-        self.count += 1
-        dump = write_both(self.folder, one, model_states(got))
-        yield Recaptured(str(dump), tuple(got.logprobs))
-        shutil.rmtree(dump)
-
-
-def model_states(got: Capture) -> list[torch.Tensor]:
-    """Outputs of blocks 0, 1 and 2, then the last state before and after the norm."""
-    return [got.states[1], got.states[2], got.states[3], got.states[4], got.states[5]]
-
-
-@pytest.fixture(scope="module")
-def modelled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Format, Path]:
-    samples = [sample(n, 12) for n in range(3)]
-    folder = tmp_path_factory.mktemp("modelled")
-
-    def states(one: Sample) -> list[torch.Tensor]:
-        return model_states(Capture(model, one.input_ids))
-
-    return {kind: build(folder / kind, kind, samples, states, model=str(model)) for kind in FORMATS}
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_right_data_set_agrees_with_server_and_reference(
-    modelled: dict[Format, Path], model: Path, tmp_path: Path, kind: Format
-) -> None:
-    report = audit(modelled[kind], FakeServer(model, tmp_path), reference=True)
-    assert not report.problems
-    outcomes = {check.name: check.outcome for check in report.checks}
-    assert [outcomes[name] for name in ("norm", "server", "log-probabilities", "reference")] == ["ok"] * 4
-
-
-def test_one_block_too_few(modelled: dict[Format, Path], model: Path, tmp_path: Path) -> None:
-    data = shutil.copytree(modelled["speculators-v1"], tmp_path / "out")
-    ids = sample(1, 12).input_ids
-    plant(data, 1, lambda held: held["hidden_states"].__setitem__(2, Capture(model, ids).states[2]))
-    assert not failed(audit(data)), "nothing but a model tells"
-    report = audit(data, FakeServer(model, tmp_path / "dumps"), reference=True)
-    found = failed(report)
-    assert set(found) == {"server", "reference"}
-    assert "claims block 2, but it is block 1" in found["reference"]
-    assert "aux 2 (block 2) is" in found["server"]
-    assert {p.index for p in report.problems if not p.warning} == {1}
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_the_other_side_of_the_norm_by_its_weight(
-    modelled: dict[Format, Path], model: Path, tmp_path: Path, kind: Format
-) -> None:
-    data = shutil.copytree(modelled[kind], tmp_path / "out")
-    pre, post = model_states(Capture(model, sample(1, 12).input_ids))[3:]
-
-    def swap(held: dict[str, Any]) -> None:
-        if kind == "speculators-v1":
-            held["hidden_states"][3] = post
-        elif kind == "speculators":
-            held["hidden_states"] = torch.cat([held["hidden_states"][:, :3], post.unsqueeze(1)], dim=1)
-        else:
-            held["hidden_state"] = pre.unsqueeze(0)
-
-    plant(data, 1, swap)
-    found = failed(audit(data))
-    assert set(found) == {"norm"}
-    assert "after the final norm" in found["norm"]
-    deeper = failed(audit(data, FakeServer(model, tmp_path / "dumps"), reference=True))
-    assert set(deeper) == {"norm", "server", "log-probabilities", "reference"}
-
-
-def test_states_of_another_sample(modelled: dict[Format, Path], model: Path, tmp_path: Path) -> None:
-    """Ids and mask are right, the states are another prompt's of the same length: no checksum tells."""
-    data = shutil.copytree(modelled["speculators-v1"], tmp_path / "out")
-    other = model_states(Capture(model, sample(0, 12).input_ids))[:4]
-    plant(data, 1, lambda held: held.__setitem__("hidden_states", [state.clone() for state in other]))
-    assert not failed(audit(data))
-    assert set(failed(audit(data, FakeServer(model, tmp_path / "dumps")))) == {"server", "log-probabilities"}
 
 
 def test_refused_and_quarantined_rows_are_accounted_for(tmp_path: Path) -> None:

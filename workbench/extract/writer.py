@@ -133,7 +133,6 @@ class DatasetWriter:
         return line
 
     def _convert(self, sample: Sample, dump: Path, building: Path) -> dict[str, Any]:
-        states = self.record.states
         found: dict[str, Any] = self._pool.call(
             "convert",
             folder=str(dump.absolute()),
@@ -141,10 +140,7 @@ class DatasetWriter:
             kind=self.record.format,
             input_ids=list(sample.input_ids),
             mask="".join(map(str, sample.loss_mask)),
-            after_block=list(states.after_block),
-            num_blocks=states.num_blocks,
-            hidden_size=states.hidden_size,
-            dtype=states.dtype,
+            states=msgspec.to_builtins(self.record.states),
         )
         return found
 

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +66,11 @@ def verify(
     more, check = against_source(found, read.audits, pool, options.source, model)
     problems += more
     checks.append(check)
-    sound = [row for row in rows if not any(p.index == row and p.check == "files" for p in problems)]
-    few = sorted(random.Random(options.seed).sample(sound, min(options.deep, len(sound))))
-    if server is not None:
-        yield Note(f"capturing {len(few)} samples again")
-        more, several = deep.against_server(found, few, pool, server, model)
-        problems += more
-        checks += several
-    if options.reference:
-        yield Note(f"computing {len(few)} samples with transformers in float32")
-        more, check = deep.against_reference(found, few, pool, model)
-        problems += more
-        checks.append(check)
+    broken = {problem.index for problem in problems if problem.check == "files"}
+    sound = [row for row in rows if row not in broken]
+    more, several = yield from _deeper(options, found, sound, pool, server)
+    problems += more
+    checks += several
     if options.partial:
         problems = [_forgiven(problem) for problem in problems]
     yield _report(
@@ -89,6 +82,29 @@ def verify(
         medians=medians,
         seconds=time.monotonic() - began,
     )
+
+
+def _deeper(
+    options: VerifyOptions,
+    found: Found,
+    sound: list[int],
+    pool: WorkerPool,
+    server: deep.Recapture | None,
+) -> Generator[Note, None, tuple[list[Problem], list[Check]]]:
+    """Compare a few of the samples that can be read with a server and with transformers, as far as asked for."""
+    few = sorted(random.Random(options.seed).sample(sound, min(options.deep, len(sound))))
+    model, more, checks = options.model or _model_of(found), [], []
+    if server is not None:
+        yield Note(f"capturing {len(few)} samples again")
+        found_bad, several = deep.against_server(found, few, pool, server, model)
+        more += found_bad
+        checks += several
+    if options.reference:
+        yield Note(f"computing {len(few)} samples with transformers in float32")
+        found_bad, check = deep.against_reference(found, few, pool, model)
+        more += found_bad
+        checks.append(check)
+    return more, checks
 
 
 def _model_of(found: Found) -> str | None:
