@@ -56,12 +56,12 @@ def _cell(text: str) -> str:
 
 
 def _head(report: VerifyReport) -> str:
-    rate = report.nbytes / report.seconds if report.seconds > 0 else 0.0
+    rate = report.nbytes / report.read_seconds if report.read_seconds > 0 else 0.0
     share = report.trained / max(1, report.tokens)
     return (
         f"{report.folder}: {report.samples:,} samples of {report.format}, {report.checked:,} read whole "
         f"({size(report.nbytes)}, {report.tokens:,} tokens, {share:.1%} trained on) "
-        f"in {report.seconds:.1f} s, {size(rate)}/s"
+        f"at {size(rate)}/s, {report.seconds:.1f} s in all"
     )
 
 

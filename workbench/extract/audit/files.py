@@ -24,6 +24,7 @@ class FilesRead(msgspec.Struct, frozen=True):
 
     audits: dict[int, dict[str, Any]]
     problems: tuple[Problem, ...]
+    seconds: float
 
 
 def read_files(
@@ -53,8 +54,9 @@ def read_files(
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-    yield Progress(len(audits), len(rows), nbytes, time.monotonic() - began)
-    return FilesRead(audits, tuple(_problems(found, audits)))
+    seconds = time.monotonic() - began
+    yield Progress(len(audits), len(rows), nbytes, seconds)
+    return FilesRead(audits, tuple(_problems(found, audits)), seconds)
 
 
 def _audit(found: Found, row: int, pool: WorkerPool, model: str | None) -> dict[str, Any]:

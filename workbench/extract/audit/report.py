@@ -50,6 +50,8 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     trained: int
     nbytes: int
+    read_seconds: float
+    """For reading the files, the start of the workers included; `seconds` is the whole audit."""
     seconds: float
     verdict: Literal["ok", "failed"]
     checks: tuple[Check, ...]

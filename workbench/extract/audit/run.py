@@ -193,6 +193,7 @@ def _report(
         tokens=sum(audit["tokens"] for audit in read.audits.values()),
         trained=sum(audit["trained"] or 0 for audit in read.audits.values()),
         nbytes=sum(audit["nbytes"] for audit in read.audits.values()),
+        read_seconds=read.seconds,
         seconds=seconds,
         verdict="failed" if bad else "ok",
         checks=tuple(checks),
