@@ -58,7 +58,7 @@ def facts(tensor: Tensor) -> Facts:
 
 def _row_norms(part: Tensor) -> Tensor:
     """L2 norms as float64. Rows whose squares leave the range of float32 are done again in float64."""
-    norms = torch.linalg.vector_norm(part, dim=-1).to(torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(part, dim=-1).to(torch.float64)
     odd = ~((norms > TINY) & (norms < HUGE))
     if bool(odd.any()):
         norms[odd] = torch.linalg.vector_norm(part[odd], dim=-1, dtype=torch.float64)
