@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,14 @@ def ping() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
     }
+
+
+def threads(count: int) -> int:
+    """Let torch use `count` threads here; several workers share the cores."""
+    import torch
+
+    torch.set_num_threads(count)
+    return torch.get_num_threads()
 
 
 def describe(folder: str) -> dict[str, Any]:
@@ -47,13 +57,14 @@ def reference(model: str, folder: str, token_ids: list[int] | None = None, devic
     tensors, meta = load(folder), _meta(folder)
     ids = _token_ids(token_ids, meta)
     check_prompt(ids, tensors, meta)  # before the costly load
-    checks = reference_with(_model(model, device), ids, tensors, meta)
+    checks = reference_with(loaded_model(model, device), ids, tensors, meta)
     note = "too short to be relied on: at least 8 tokens" if any(check.weak for check in checks) else ""
     return {"tensors": checks, "num_tokens": len(ids), "note": note}
 
 
 @functools.lru_cache(maxsize=1)
-def _model(path: str, device: str) -> Any:
+def loaded_model(path: str, device: str) -> Any:
+    """The float32 reference, kept for the next call."""
     from probes.model import load_model
 
     return load_model(path, device)
@@ -120,3 +131,35 @@ CALLS: dict[str, Call] = {
     "compare": compare,
     "join": join,
 }
+
+
+def _lazily(module: str, name: str) -> Call:
+    """A call whose module is imported when it is first made; the argument names are checked there."""
+
+    def call(**arguments: Any) -> Any:
+        function = getattr(importlib.import_module(f"probes.{module}"), name)
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise CallError(f"{name}: {error}") from None
+        return function(**arguments)
+
+    return call
+
+
+CALLS.update(
+    {
+        "threads": threads,
+        "convert": _lazily("convert", "convert"),
+        "write_arrow": _lazily("arrow", "write_arrow"),
+        "open_dataset": _lazily("source", "open_dataset"),
+        "dataset_samples": _lazily("source", "dataset_samples"),
+        "dataset_preview": _lazily("source", "dataset_preview"),
+        "audit_file": _lazily("audit", "audit_file"),
+        "sample_ids": _lazily("audit", "sample_ids"),
+        "audit_against_dump": _lazily("audit", "audit_against_dump"),
+        "audit_logits": _lazily("audit", "audit_logits"),
+        "audit_reference": _lazily("audit", "audit_reference"),
+        "audit_arrow": _lazily("audit", "audit_arrow"),
+    }
+)

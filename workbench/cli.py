@@ -24,6 +24,8 @@ COMMANDS = {
     "serve": ("workbench.commands.serve", "Start an SGLang server and wait until it answers."),
     "status": ("workbench.commands.status", "Say which servers run and what they are."),
     "stop": ("workbench.commands.stop", "Stop a server and check that nothing is left of it."),
+    "extract": ("workbench.commands.extract", "Make training data from a data set."),
+    "verify": ("workbench.commands.verify", "Check a data set of hidden states."),
 }
 """Command name → (module that defines it under the same name, one line for `hsbench --help`)."""
 

@@ -5,6 +5,7 @@
     HsbenchError
     ├── UsageError            the call or its input is wrong               exit 2
     ├── CheckFailed           something was checked and found wrong        exit 1
+    │   └── BadSample         one dump cannot become a training sample     exit 1
     ├── ServerError           cannot reach, start or keep a server         exit 3
     │   ├── ServerDied        the server process ended                     exit 3
     │   ├── ServerBroken      it runs but will never answer                exit 7
@@ -48,6 +49,10 @@ class CheckFailed(HsbenchError):
     """A check ran to its end and its outcome is red."""
 
     exit_code = ExitCode.CHECK_FAILED
+
+
+class BadSample(CheckFailed):
+    """One dump or one row of a data set cannot become a training sample; the others may."""
 
 
 class ServerError(HsbenchError):

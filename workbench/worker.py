@@ -13,10 +13,19 @@ from types import TracebackType
 from typing import Any, Self
 
 import probes
-from workbench.errors import CheckFailed, HsbenchError, Missing, UsageError
+from workbench.errors import BadSample, CheckFailed, HsbenchError, Missing, UsageError
 
 SCRIPT = Path(probes.__file__).with_name("worker.py")
 START_TIMEOUT_S = 120
+KINDS: dict[str, type[HsbenchError]] = {
+    "package": Missing,
+    "memory": Missing,
+    "space": Missing,
+    "call": UsageError,
+    "data": UsageError,
+    "sample": BadSample,
+}
+"""What a `ProbeError` of this kind is to the user; all others are failed checks."""
 
 
 class Worker:
@@ -49,7 +58,8 @@ class Worker:
 
         Raises:
             CheckFailed: the worker reports that a dump or a model cannot be used.
-            Missing: the worker's interpreter lacks torch, another package or memory, or the worker died.
+            BadSample: the worker reports that a dump cannot become a training sample.
+            Missing: the worker's interpreter lacks torch, another package, memory or disk space, or the worker died.
             UsageError: the call itself does not fit the dump.
         """
         self._calls += 1
@@ -70,8 +80,7 @@ class Worker:
         if "error" not in answer:
             return answer["result"]
         error = answer["error"]
-        kinds: dict[str, type[HsbenchError]] = {"package": Missing, "memory": Missing, "call": UsageError}
-        kind = kinds.get(error.get("kind", ""), CheckFailed)
+        kind = KINDS.get(error.get("kind", ""), CheckFailed)
         raise kind(error["message"], error.get("next_step", ""))
 
     def _died(self) -> Missing:
@@ -84,6 +93,10 @@ class Worker:
             f"does {self.python} have torch? pip install 'hsbench[engine]' there, or name another --python",
             "\n".join(last),
         )
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End the worker; it ends by itself when this process does."""

@@ -11,10 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "sglang", "textual", "httpx", "plotext", "numpy", "rich", "libcst", "transformers"}
 OURS = {"workbench", "probes", "patches", "bench"}
-MAY_IMPORT = {"patches": {"torch", "libcst", "sglang"}, "probes": {"torch", "safetensors", "transformers"}}
+MAY_IMPORT = {"patches": {"torch", "libcst", "sglang"}, "probes": {"torch", "safetensors", "transformers", "datasets"}}
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["probe", "--help"], ["serve", "--help"], ["patch", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["probe", "--help"], ["serve", "--help"], ["patch", "--help"], ["extract", "--help"]]
+)
 def test_the_command_line_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys, workbench.cli\n"

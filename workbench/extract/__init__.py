@@ -1,0 +1,1 @@
+"""Extraction: a data set in, checked training data out."""
