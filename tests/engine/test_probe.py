@@ -158,10 +158,11 @@ def test_by_url_the_dump_folder_is_asked_of_the_server(hsbench: Command, server:
     [
         ([""], 2, "the prompt is empty"),
         ([], 2, "no prompt given"),
-        (["Hello", "--layers", "3,4,5"], 2, "captures blocks 2,15,27"),
+        (["Hello", "--layers", "3,4,5"], 2, "the blocks 2,15,27, not 3,4,5"),
+        (["Hello", "--model", "/no/such/model"], 2, "not /no/such/model"),
         (["--tokens", "49152"], 2, "outside the model's vocabulary"),
         (["--tokens", ",".join(["5"] * 9000)], 2, "the prompt has 9000 tokens"),
-        (["Hello", "--url", "http://127.0.0.1:1"], 2, "dump folder"),
+        (["Hello", "--url", "http://127.0.0.1:1"], 3, "no server answers"),
         (["Hello", "--url", "http://127.0.0.1:1", "--dump-dir", "x"], 3, "no server answers"),
         (["Hello", "--name", "none", "--model", "/no/such/model"], 6, "/no/such/model"),
         (["Hello", "--name", "none", "--python", "/no/such/python"], 6, "/no/such/python"),

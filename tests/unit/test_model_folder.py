@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.fake_model import whole_weights
 from workbench.errors import Missing
 from workbench.models.folder import ModelFacts, check_model
 
@@ -13,8 +14,8 @@ CONFIG = {"architectures": ["A"], "max_position_embeddings": 64, "num_hidden_lay
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("tokenizer.json", "model-00001-of-00001.safetensors"):
-        (tmp_path / name).touch()
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(whole_weights())
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
 
