@@ -83,7 +83,7 @@ def _after_model(module: Any, args: tuple[Any, ...], output: Any) -> None:
     try:
         hidden, aux = _parts(output)
         states = _by_block(module, now.slots, aux)
-        residual = _residual(normed, hidden)
+        residual = _residual(normed, hidden) if recorder.wants_final(now, "pre") else hidden
     except ValueError as error:
         recorder.refuse(now, "built-in route", error)
         return

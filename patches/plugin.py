@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import linecache
 import os
 import sys
@@ -44,8 +45,8 @@ def register() -> None:
     recorder.come_by(ROUTE, source_sha256())
     only = os.environ.get("SGLANG_HS_FILES")
     modules = {_module(f): f for f in loops_by_file(FAMILIES) if not only or f in only.split(",")}
-    if early := sorted(set(modules) & set(sys.modules)):
-        _tell(f"{FAILED}{', '.join(early)}: imported before the plug-in was called")
+    for name in sorted(set(modules) & set(sys.modules)):
+        _edit_imported(sys.modules[name], modules[name])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(modules))
 
@@ -107,6 +108,42 @@ def _tell(line: str) -> None:
         os.write(2, f"{line}\n".encode())
 
 
+def _edit_imported(module: ModuleType, file: str) -> None:
+    """For a file that SGLang imported before it called the plug-in: in 0.5.15 some attention code needs deepseek_v2.
+
+    To run the module again would make its classes anew, and register its operations twice. All edits are inside the
+    functions that run the blocks; so these get their edited code, and the module the name that it uses.
+    """
+    from patches import recorder
+
+    try:
+        source = edited(Path(str(module.__file__)), file)
+        code = compile(source, shown(str(module.__file__), source), "exec", dont_inherit=True)
+        for loop in loops_by_file(FAMILIES)[file]:
+            forward = vars(getattr(module, loop.model)).get("forward")
+            if forward is not None:
+                inspect.unwrap(forward).__code__ = _inner(_inner(code, loop.model), "forward")
+        vars(module)["_hs_recorder"] = recorder
+    except Exception as error:
+        _tell(f"{FAILED}{file}, which was imported before the plug-in was called: {error}")
+        return
+    if MARK.search(source):
+        _tell(f"{APPLIED}{file}")
+
+
+def _inner(code: CodeType, name: str) -> CodeType:
+    """The code of a class or function that stands directly in another's."""
+    return next(part for part in code.co_consts if isinstance(part, CodeType) and part.co_name == name)
+
+
+def shown(path: str, source: bytes) -> str:
+    """The file's name in tracebacks. Its lines are others than the file's, so the name is another, too."""
+    name = f"{path}[edited by hsbench]"
+    lines = source.decode().splitlines(keepends=True)
+    linecache.cache[name] = (len(source), None, lines, name)
+    return name
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Has the model files loaded by `_Loader`; all other imports go their usual way."""
 
@@ -135,17 +172,10 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         try:
             source = edited(Path(self.path), self._file)
-            code = compile(source, self._shown(source), "exec", dont_inherit=True)
+            code = compile(source, shown(self.path, source), "exec", dont_inherit=True)
         except Exception as error:
             _tell(f"{FAILED}{self._file}: {error}")
             return super().get_code(fullname)
         if MARK.search(source):  # not in a file whose classes inherit their loop from another file
             _tell(f"{APPLIED}{self._file}")
         return code
-
-    def _shown(self, source: bytes) -> str:
-        """The file's name in tracebacks. Its lines are others than the file's, so the name is another, too."""
-        name = f"{self.path}[edited by hsbench]"
-        lines = source.decode().splitlines(keepends=True)
-        linecache.cache[name] = (len(source), None, lines, name)
-        return name

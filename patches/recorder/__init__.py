@@ -163,6 +163,11 @@ def final_capture(now: Pass | None, wrapped: Callable[..., None] | None = None) 
     return _callback(now, slot, wrapped)
 
 
+def wants_final(now: Pass, norm: str) -> bool:
+    """Whether the last state on this side of the final norm, ``pre`` or ``post``, is to be kept."""
+    return _recorder is not None and _recorder.final_slot(now, norm) is not None
+
+
 def final_pair(now: Pass | None, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Record the residual that a fused add-and-norm returned beside its result; hands `pair` back."""
     if now is not None and _recorder is not None and (slot := _recorder.final_slot(now, "pre")) is not None:

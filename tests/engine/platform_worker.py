@@ -4,7 +4,7 @@
 
 Each job is a child as in `family_worker.py`. Into its `result` go `logprobs` [steps, prompts, vocabulary] and
 `tokens` [steps, prompts], the token chosen at each step. The capture plug-in is called as SGLang's scheduler calls
-it, before any model file is imported, so that a job whose environment names a dump folder also records.
+it, before any model file is imported, so that a job also records, by the route that its environment names.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import family_worker as families
 def run(job: dict[str, Any]) -> None:
     import torch
     from sglang.benchmark import one_batch
+    from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
+    load_plugins()
     torch.set_num_threads(1)
     args: Any = prepare_server_args(["--model-path", job["model"], *families.FLAGS, *job["flags"]])
     args.resolve_once()
@@ -42,8 +44,5 @@ def run(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
     families._run = run
     sys.exit(families.main(json.loads(Path(sys.argv[1]).read_text())))

@@ -18,12 +18,16 @@ import torch
 
 from tests.engine import tiny_models
 from tests.engine.conftest import FAULTS, Command
+from workbench.models.folder import check_model
+from workbench.server import routes
 from workbench.server.client import SglangClient
+from workbench.server.engine import find_engine
+from workbench.server.specs import DumpSpec
 
 pytestmark = pytest.mark.engine
 
 WORKER = Path(__file__).with_name("platform_worker.py")
-FAMILIES = ("deepseek_v2", "gpt_oss", "qwen3_moe", "glm4_moe")
+FAMILIES = ("deepseek_v2", "gpt_oss", "qwen2", "qwen3_moe", "glm4_moe")
 PROMPTS = {"hs-long": list(range(300, 340)), "hs-short": [5, 900, 77], "hs-middle": list(range(2000, 2017))}
 STEPS = 5
 BLOCKS = (0, 2, 4)
@@ -39,19 +43,12 @@ def models(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture(scope="module")
 def runs(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Family → folder with `result` and, in `dumps`, what one rank records by the plug-in."""
+    """Family, or family-builtin → folder with `result` and, in `dumps`, what one rank records by that route."""
     folder = tmp_path_factory.mktemp("runs")
-    jobs = []
-    for family, model in models.items():
-        (folder / family).mkdir()
-        env = {"SGLANG_HS_DUMP_DIR": str(folder / family / "dumps")}
-        result = str(folder / family / "result")
-        jobs.append(
-            {"model": str(model), "prompts": PROMPTS, "steps": STEPS, "flags": [], "env": env, "result": result}
-        )
+    jobs = [job(folder / name, family, models[family], route) for name, family, route in cases()]
     (folder / "jobs.json").write_text(json.dumps(jobs))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
-    told = {"SGLANG_PLATFORM": "hsbench_cpu", "SGLANG_HS_ROUTE": "plugin", "XDG_CACHE_HOME": str(folder / "cache")}
+    told = {"SGLANG_PLATFORM": "hsbench_cpu", "XDG_CACHE_HOME": str(folder / "cache")}
     told["SGLANG_HS_DUMP_BLOCKS"] = ",".join(map(str, BLOCKS))
     done = subprocess.run(
         [sys.executable, str(WORKER), str(folder / "jobs.json")],
@@ -63,7 +60,30 @@ def runs(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> d
     )
     errors = "\n".join(path.read_text() for path in folder.glob("*/*.error"))
     assert done.returncode == 0, errors or done.stderr[-4000:]
-    return {family: folder / family for family in FAMILIES}
+    return {name: folder / name for name, _, _ in cases()}
+
+
+def cases() -> list[tuple[str, str, str]]:
+    """Name of the run, family, route."""
+    return [
+        (f"{family}{'' if route == 'plugin' else '-' + route}", family, route)
+        for family in FAMILIES
+        for route in ("plugin", "builtin")
+    ]
+
+
+def job(folder: Path, family: str, model: Path, route: str) -> dict[str, Any]:
+    folder.mkdir()
+    facts = check_model(str(model))
+    dump = DumpSpec(str(folder / "dumps"), BLOCKS, route=route)  # type: ignore[arg-type]
+    return {
+        "model": str(model),
+        "prompts": PROMPTS,
+        "steps": STEPS,
+        "flags": list(routes.choose(dump, (), find_engine(), facts).flags),
+        "env": {"SGLANG_HS_DUMP_DIR": dump.folder, "SGLANG_HS_ROUTE": route},
+        "result": str(folder / "result"),
+    }
 
 
 def continued(model: Path, token_ids: list[int]) -> torch.Tensor:
@@ -91,6 +111,20 @@ def test_prefill_and_decode_agree_with_transformers(
             found = result["logprobs"][step, number]
             assert (found - expected[at]).abs().max() < NOISE, (number, step)
             assert (found - expected[at - 1]).abs().max() > 100 * NOISE, "the neighbour must not fit as well"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_built_in_route_records_what_the_plug_in_records(family: str, runs: dict[str, Path]) -> None:
+    """To the last bit, in every family: SGLang's own ids, its packed and listed captures, and the hook on the norm."""
+    edited, builtin = of_one_rank(runs[family]), of_one_rank(runs[f"{family}-builtin"])
+    assert sorted(edited) == sorted(builtin) == sorted(PROMPTS)
+    for dumps, route in ((edited, "plugin"), (builtin, "builtin")):
+        assert {json.loads((one / "meta.json").read_text())["route"] for one in dumps.values()} == {route}
+    for rid, folder in edited.items():
+        for name in ("aux_0", "aux_1", "aux_2", "final"):
+            assert torch.equal(load(folder, name), load(builtin[rid], name)), (rid, name)
+    results = [torch.load(runs[name] / "result") for name in (family, f"{family}-builtin")]
+    assert torch.equal(results[0]["logprobs"], results[1]["logprobs"])
 
 
 # Two ranks.

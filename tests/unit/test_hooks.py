@@ -113,6 +113,12 @@ def test_a_norm_that_was_not_called_as_a_module_is_an_error(dump_dir: Path) -> N
     assert "the final norm was not called as a module" in refused(dump_dir)
 
 
+def test_the_state_after_the_norm_does_not_need_the_norm(dump_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_HS_DUMP_FINAL", "post")
+    forward(hooked(Model(how="fused")), batch(("hs-a", 3)))
+    assert torch.equal(load(by_request(dump_dir, 1)["hs-a"], "final"), -state(BLOCKS - 1, 3))
+
+
 def test_a_norm_of_another_pass_is_not_taken_for_this_one(dump_dir: Path) -> None:
     model = hooked(Model(how="fused"))
     model.norm(state(1, 3), state(1, 3))

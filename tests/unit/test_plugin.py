@@ -1,5 +1,6 @@
 """The plug-in route: inert unless asked for, and then the same edit as the patch, in memory."""
 
+import ast
 import hashlib
 import importlib
 import inspect
@@ -155,13 +156,55 @@ def test_a_file_that_it_does_not_recognise_is_told_and_loaded_as_it_is(engine: P
     assert "capture=" in done.stdout
 
 
-def test_a_file_imported_too_early_is_told(engine: Path) -> None:
-    (engine / "sglang/srt/models/llama.py").write_text(MODEL)
-    code = (
-        "import sglang.srt.models.llama\nimport os; os.environ['SGLANG_HS_ROUTE'] = 'plugin'\npatches.plugin.register()"
-    )
-    done = run(engine, code)
-    assert "cannot edit sglang.srt.models.llama: imported before the plug-in was called" in done.stderr
+EARLY = """
+import sglang.srt.models.llama as m, inspect, os
+model, before = m.LlamaModel(), m.LlamaModel
+os.environ['SGLANG_HS_ROUTE'] = 'plugin'
+patches.plugin.register()
+print(m.LlamaModel is before, m._hs_recorder.__name__)
+print(inspect.getsource(model.forward))
+model.forward(None, None, None)
+"""
+
+
+def test_a_file_imported_too_early_gets_its_edited_code(engine: Path) -> None:
+    """In SGLang 0.5.15 some attention code imports deepseek_v2, which may come before the plug-ins."""
+    body = "class LlamaModel:\n    start_layer, end_layer, layers_to_capture, norm = 0, 0, (), None\n"
+    text = MODEL.replace("class LlamaModel:\n", body).replace("import logging\n", "from types import SimpleNamespace\n")
+    text += "\n\nresidual_batch = SimpleNamespace(final_norm=lambda *_, capture=None: print('normed', capture))\n"
+    (engine / "sglang/srt/models/llama.py").write_text(text)
+    done = run(engine, EARLY)
+    assert done.stderr.splitlines() == ["_hs_ plug-in applied to srt/models/llama.py"]
+    assert done.stdout.startswith("True patches.recorder\n")
+    assert "_hs_recorder.begin(self, forward_batch)" in done.stdout
+    assert done.stdout.endswith("normed None\n"), "an object that was made before runs the edited code"
+
+
+def test_one_imported_too_early_and_not_recognised_is_told(engine: Path) -> None:
+    (engine / "sglang/srt/models/llama.py").write_text(MODEL.replace("capture_output", "capture"))
+    done = run(engine, EARLY.partition("print")[0])
+    assert "cannot edit srt/models/llama.py, which was imported before the plug-in was called: " in done.stderr
+
+
+@pytest.mark.parametrize("file", sorted(loops_by_file(FAMILIES)))
+def test_every_edit_is_inside_the_functions_that_run_the_blocks(tree: Tree, file: str) -> None:
+    """What the code of an imported module is replaced by rests on this: no other function changes."""
+    before = functions(ast.parse((tree.root / file).read_bytes()))
+    after = functions(ast.parse(plugin.edited(tree.root / file, file)))
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed <= {f"{loop.model}.forward" for loop in loops_by_file(FAMILIES)[file]}
+    assert before.keys() == after.keys()
+
+
+def functions(module: ast.Module) -> dict[str, str]:
+    """Every function at the top or in a class, and what else stands at the top."""
+    found = {}
+    for node in module.body:
+        for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(inner, ast.FunctionDef):
+                name = f"{node.name}.{inner.name}" if isinstance(node, ast.ClassDef) else inner.name
+                found[name] = ast.dump(inner)
+    return found
 
 
 def test_sglang_calls_it_through_its_entry_point(tmp_path: Path) -> None:
