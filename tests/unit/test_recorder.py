@@ -26,6 +26,8 @@ def dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SGLANG_HS_DUMP_BLOCKS", "0,2,4")
     monkeypatch.setattr(recorder, "_started", False)
     monkeypatch.setattr(recorder, "_recorder", None)
+    monkeypatch.setattr(recorder, "_route", None)
+    monkeypatch.delenv("SGLANG_HS_ROUTE", raising=False)
     return tmp_path / "dump"
 
 

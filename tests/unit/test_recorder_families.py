@@ -19,6 +19,7 @@ def dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SGLANG_HS_DUMP_BLOCKS", "0,2,4")
     monkeypatch.setattr(recorder, "_started", False)
     monkeypatch.setattr(recorder, "_recorder", None)
+    monkeypatch.setattr(recorder, "_route", None)
     return tmp_path / "dump"
 
 
