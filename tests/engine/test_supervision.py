@@ -25,7 +25,7 @@ from workbench.supervision.watch import Watch
 
 pytestmark = pytest.mark.engine
 
-SPIN = Path(__file__).parent / "spin"
+FAULTS = Path(__file__).parent / "faults"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -141,7 +141,7 @@ def test_a_start_that_spins_in_its_warm_up_is_a_hang_with_its_frame(demo_model: 
     done = hsbench(
         *("serve", "--model", str(demo_model), "--device", "cpu", "--port", "0", "--name", "sabotaged"),
         *("--silence", "20", "--timeout", "300"),
-        PYTHONPATH=str(SPIN),
+        PYTHONPATH=str(FAULTS),
         HS_TEST_SPIN="1",
     )
     record = state.load("sabotaged")

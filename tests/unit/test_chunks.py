@@ -13,12 +13,12 @@ from probes.chunks import join
 from probes.dumps import list_dumps, load, read_meta
 from probes.errors import DumpError
 from tests.unit.probes_support import IDS, made_up, write_dump
-from tests.unit.test_recorder import batch, dump_dir, dumps, forward  # noqa: F401 - dump_dir is a fixture
+from tests.unit.test_recorder import batch, dumps, forward
 from workbench.probe.capture import _is_chain, _whole
 from workbench.probe.session import Target
 
 
-def test_the_recorder_numbers_chunks_and_knows_a_prefix_hit(dump_dir: Path) -> None:  # noqa: F811
+def test_the_recorder_numbers_chunks_and_knows_a_prefix_hit(dump_dir: Path) -> None:
     for length, prefix in ((4, 0), (4, 4), (2, 8)):
         forward(batch(("hs-a", length), prefix=prefix))
     forward(batch(("hs-b", 3), prefix=5))

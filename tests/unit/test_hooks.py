@@ -50,16 +50,11 @@ class Model(nn.Module):
         return hidden, torch.cat(aux, dim=-1) if self.packed else aux
 
 
-@pytest.fixture
-def dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SGLANG_HS_DUMP_DIR", str(tmp_path / "dump"))
-    monkeypatch.setenv("SGLANG_HS_DUMP_BLOCKS", "0,2,4")
+@pytest.fixture(autouse=True)
+def by_hooks(dump_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route is the built-in's. For every test, since making a hook makes the recorder take that route."""
     monkeypatch.setenv("SGLANG_HS_ROUTE", "builtin")
-    monkeypatch.setattr(recorder, "_started", False)
-    monkeypatch.setattr(recorder, "_recorder", None)
-    monkeypatch.setattr(recorder, "_route", None)
     monkeypatch.setattr(hooks, "_last", {})
-    return tmp_path / "dump"
 
 
 def hooked(model: Model) -> Model:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from workbench.errors import CheckFailed, Missing
-from workbench.probe.arrival import has_error, wait_for_dumps
+from workbench.probe.arrival import errors_of, wait_for_dumps
 from workbench.probe.capture import Capture
 from workbench.probe.diagnose import Diagnosis
 from workbench.probe.report import OtherDump, ProbeReport, TensorRow, Token
@@ -99,8 +99,8 @@ def test_a_rest_that_cannot_come_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_an_error_line_is_seen(tmp_path: Path) -> None:
     (tmp_path / "errors.jsonl").write_text('{"request_id": "hs-1"}\n')
-    assert has_error(tmp_path, "hs-1")
-    assert not has_error(tmp_path, "hs-2")
+    assert errors_of(tmp_path, "hs-1")()
+    assert not errors_of(tmp_path, "hs-2")()
 
 
 REFERENCE_ROW = {

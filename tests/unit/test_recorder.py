@@ -20,17 +20,6 @@ BLOCKS, HIDDEN = 6, 8
 MODEL = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=BLOCKS))
 
 
-@pytest.fixture
-def dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SGLANG_HS_DUMP_DIR", str(tmp_path / "dump"))
-    monkeypatch.setenv("SGLANG_HS_DUMP_BLOCKS", "0,2,4")
-    monkeypatch.setattr(recorder, "_started", False)
-    monkeypatch.setattr(recorder, "_recorder", None)
-    monkeypatch.setattr(recorder, "_route", None)
-    monkeypatch.delenv("SGLANG_HS_ROUTE", raising=False)
-    return tmp_path / "dump"
-
-
 def batch(*requests: tuple[str, int], mode: str = "EXTEND", prefix: int = 0) -> Any:
     total = sum(length for _, length in requests)
     return SimpleNamespace(

@@ -13,16 +13,6 @@ from patches.recorder.ranks import Ranks
 from tests.unit.test_recorder import BLOCKS, HIDDEN, MODEL, batch, forward, state, status
 
 
-@pytest.fixture
-def dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SGLANG_HS_DUMP_DIR", str(tmp_path / "dump"))
-    monkeypatch.setenv("SGLANG_HS_DUMP_BLOCKS", "0,2,4")
-    monkeypatch.setattr(recorder, "_started", False)
-    monkeypatch.setattr(recorder, "_recorder", None)
-    monkeypatch.setattr(recorder, "_route", None)
-    return tmp_path / "dump"
-
-
 def test_an_accumulator_of_the_engine_gets_what_it_would_have_got(dump_dir: Path) -> None:
     class Packer(list[Any]):
         def capture(self, value: Any, **how: Any) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.fake_model import make_model
+from tests.unit.fake_model import make_model, use_fake_engine
 from workbench import cli
 from workbench.exitcodes import ExitCode
 from workbench.server import prepare, ready, state
-from workbench.server.engine import Engine
 
 FAKE = Path(__file__).with_name("fake_sglang.py")
 Run = Any
@@ -28,13 +26,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
-    python.chmod(0o755)
-    engine = Engine(str(python), "0.5.23", tmp_path, "2.14.1", cuda=False, has_cpu_platform=True)
-    monkeypatch.setattr(prepare, "find_engine", lambda python: engine)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
+    use_fake_engine(tmp_path, monkeypatch, prepare)
     yield
     cli.run(["stop", "--all", "--grace", "0"])
 

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fake_model import make_model
+from tests.unit.fake_model import make_model, use_fake_engine
 from workbench import cli
 from workbench.exitcodes import ExitCode
 from workbench.server import dryrun, launches, prepare, roster, state
-from workbench.server.engine import Engine
 from workbench.server.state import ServerRecord
 from workbench.supervision import known_good
 
@@ -33,14 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
-    python.chmod(0o755)
-    engine = Engine(str(python), "0.5.23", tmp_path, "2.14.1", cuda=False, has_cpu_platform=True)
-    for module in (prepare, dryrun):
-        monkeypatch.setattr(module, "find_engine", lambda python: engine)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
+    use_fake_engine(tmp_path, monkeypatch, prepare, dryrun)
     yield
     for launch in launches.launches():
         with contextlib.suppress(ProcessLookupError):

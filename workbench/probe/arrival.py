@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.probe.evidence import json_lines
-
 POLL_S = 0.02
 
 
@@ -30,10 +28,11 @@ def wait_for_dumps(
     tokens that were never recorded. Reads only what was appended to `index.jsonl` since the last look.
     """
     deadline = clock() + timeout_s
-    tail = _IndexTail(dump_dir / "index.jsonl")
+    tail = _Tail(dump_dir / "index.jsonl")
     found: list[dict[str, Any]] = []
     while True:
-        if (new := tail.find(request_id)) and not found:
+        new = [entry for entry in tail.find(request_id) if str(entry.get("n")).isdigit()]
+        if new and not found:
             deadline = min(deadline, clock() + rest_s)
         found += new
         if _settled(found, tokens) or failed() or clock() >= deadline:
@@ -49,15 +48,15 @@ def _settled(found: list[dict[str, Any]], tokens: int) -> bool:
     return bool(found) and sum(int(entry.get("num_tokens", 0)) for entry in found) >= tokens
 
 
-class _IndexTail:
-    """Whole lines of an index file as it grows, each looked at once."""
+class _Tail:
+    """Whole lines of a file of JSON objects as it grows, each looked at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
 
     def find(self, request_id: str) -> list[dict[str, Any]]:
-        """New entries of the request."""
+        """New lines about the request."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
@@ -70,11 +69,12 @@ class _IndexTail:
         for line in whole.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
-                if entry["request_id"] == request_id and int(entry["n"]) >= 0:
+                if entry["request_id"] == request_id:
                     found.append(entry)
         return found
 
 
-def has_error(dump_dir: Path, request_id: str) -> bool:
-    """Whether the recorder has reported a failure of this request."""
-    return any(line.get("request_id") == request_id for line in json_lines(dump_dir / "errors.jsonl"))
+def errors_of(dump_dir: Path, request_id: str) -> Callable[[], bool]:
+    """Tells, each time it is called, whether the recorder has newly reported a failure of this request."""
+    tail = _Tail(dump_dir / "errors.jsonl")
+    return lambda: bool(tail.find(request_id))

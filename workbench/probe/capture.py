@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from workbench.errors import DumpMissing, HsbenchError, Missing, ServerError
-from workbench.probe.arrival import has_error, wait_for_dumps
+from workbench.probe.arrival import errors_of, wait_for_dumps
 from workbench.probe.diagnose import Diagnosis, why_missing, why_short
 from workbench.probe.evidence import Evidence, gather, read_json
 from workbench.probe.session import Target
@@ -18,6 +18,7 @@ from workbench.server.client import SglangClient
 from workbench.worker import Worker
 
 REQUEST_PREFIX = "hs-"
+OTHER_TOKENS = Diagnosis("other_tokens", "the dump holds other token ids than were sent", "report this defect")
 SPARE_BYTES = 1 << 20
 REST_S = 2.0
 """How long to wait for further chunks of a prompt that should have none, to say what is wrong with it."""
@@ -120,7 +121,7 @@ def _arrived(target: Target, request_id: str, timeout_s: float, tokens: int) -> 
         max(0.0, timeout_s),
         tokens=tokens,
         rest_s=timeout_s if target.allow_chunked else REST_S,
-        failed=lambda: has_error(dump_dir, request_id),
+        failed=errors_of(dump_dir, request_id),
     )
     if not folders:
         found = why_missing(_seen(target, request_id, 0))
@@ -144,9 +145,9 @@ def _whole(
     if len(parts) > 1 and target.allow_chunked and worker is not None and _is_chain(parts, len(token_ids)):
         folder = Path(worker.call("join", folders=[str(part) for part in parts]))
     meta = read_json(folder / "meta.json") or {}
-    found = why_short(_seen(target, request_id, 0), len(token_ids), meta)
-    if found is None and list(meta.get("token_ids", ())) != list(token_ids):
-        found = Diagnosis("other_tokens", "the dump holds other token ids than were sent", "report this defect")
+    found = None
+    if list(meta.get("token_ids", ())) != list(token_ids) or meta.get("prefix_len"):  # evidence takes a while to gather
+        found = why_short(_seen(target, request_id, 0), len(token_ids), meta) or OTHER_TOKENS
     return Capture(
         request_id=request_id,
         token_ids=tuple(token_ids),

@@ -39,14 +39,7 @@ def stop(record: ServerRecord, grace_s: float = 10.0) -> Iterator[Stopping | Kil
     began = time.monotonic()
     seen = _family(record)
     if seen:
-        yield Stopping(record.name, tuple(sorted(seen)))
-        if grace_s > 0:
-            _terminate(record, seen)
-            _wait_gone(record, seen, grace_s)
-        left = _left(record, seen)
-        if left:
-            yield Killing(record.name, tuple(sorted(left)))
-            _kill(record, seen)
+        yield from _end(record, seen, grace_s)
     _verify_ended(record, seen)
     record.forget()
     _verify_port(record, seen)
@@ -63,20 +56,25 @@ def stop_orphans(grace_s: float = 10.0) -> Iterator[Stopping | Killing | Stopped
     for found in list(launches.orphans()):
         began, launch = time.monotonic(), found.launch
         seen = {process.pid: process for process in found.processes}
-        yield Stopping(launch.name, tuple(sorted(seen)))
-        if grace_s > 0:
-            _terminate(launch, seen)
-            _wait_gone(launch, seen, grace_s)
-        left = _left(launch, seen)
-        if left:
-            yield Killing(launch.name, tuple(sorted(left)))
-            _kill(launch, seen)
+        yield from _end(launch, seen, grace_s)
         _verify_ended(launch, seen)
         _verify_gpus(launch, seen)
         record = state.load(launch.name)
         if record is not None and (record.pid, record.since_boot) == (launch.pid, launch.since_boot):
             record.forget()
         yield Stopped(launch.name, time.monotonic() - began)
+
+
+def _end(record: Whose, seen: dict[int, psutil.Process], grace_s: float) -> Iterator[Stopping | Killing]:
+    """Ask the processes to end, and kill what is left after the grace."""
+    yield Stopping(record.name, tuple(sorted(seen)))
+    if grace_s > 0:
+        _terminate(record, seen)
+        _wait_gone(record, seen, grace_s)
+    left = _left(record, seen)
+    if left:
+        yield Killing(record.name, tuple(sorted(left)))
+        _kill(record, seen)
 
 
 def _family(record: Whose) -> dict[int, psutil.Process]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from workbench.server.log import LINE_LENGTH, PHASES, LogReader, clean, reason
+from workbench.server.log import LINE_LENGTH, LogReader, clean, reason
 from workbench.server.secrets import blot
 from workbench.supervision.records import LogSample
 
@@ -152,11 +152,6 @@ class LogFollower(LogReader):
         text = clean(self._partial)
         if text and _BAR.search(text) and self._bar_moved(hash(text), text):
             self._now = msgspec.structs.replace(self._now, news=self._now.news + 1, repeats=0)
-
-
-def phase_names() -> tuple[str, ...]:
-    """All phases in their order."""
-    return ("import", *(name for name, _ in PHASES))
 
 
 def _seconds(stamp: str) -> float:

@@ -1,8 +1,9 @@
-"""Test hooks inside the engine: plants a fault in the recorder while a file asks for it.
+"""Test hooks inside the engine: faults in the recorder, and a warm-up that never ends.
 
 Python imports this module at start-up when its folder is on PYTHONPATH. The file named by `HS_TEST_FAULT` holds
 `shift` (every block is captured one block late), `swap` (the rows of the first two requests of a pass change
-places, their token ids do not), `nan`, `slow` or nothing.
+places, their token ids do not), `nan`, `slow` or nothing. With `HS_TEST_SPIN` the first forward pass, which is the
+warm-up's, never ends.
 """
 
 import importlib.abc
@@ -11,12 +12,13 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 RECORDER = "sglang._hs.recorder"
+RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 def fault() -> str:
@@ -26,7 +28,7 @@ def fault() -> str:
         return ""
 
 
-def plant(recorder: Any) -> None:
+def plant_faults(recorder: Any) -> None:
     """Wrap the recorder's functions; each asks for the fault of the moment when it is called."""
     capture, accumulate = recorder.capture, recorder.accumulate
     pipeline = sys.modules[f"{RECORDER}.pipeline"]
@@ -62,13 +64,28 @@ def plant(recorder: Any) -> None:
     pipeline.Recorder._write = slow_write
 
 
+def spin_in_the_warm_up(*_: Any, **__: Any) -> Any:
+    """As a collective does whose peer never comes."""
+    while True:
+        pass
+
+
+def plant_spin(runner: Any) -> None:
+    """Replace the model runner's forward pass."""
+    runner.ModelRunner.forward = spin_in_the_warm_up
+
+
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Lets the recorder load as usual, then plants the hooks in it."""
+    """Lets one module load as usual, then plants hooks in it."""
+
+    def __init__(self, name: str, plant: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.plant = plant
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != RECORDER:
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -78,11 +95,13 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
         def load_and_plant(module: ModuleType) -> None:
             load(module)
-            plant(module)
+            self.plant(module)
 
         spec.loader.exec_module = load_and_plant  # type: ignore[method-assign]
         return spec
 
 
 if "HS_TEST_FAULT" in os.environ:
-    sys.meta_path.insert(0, AfterImport())
+    sys.meta_path.insert(0, AfterImport(RECORDER, plant_faults))
+if "HS_TEST_SPIN" in os.environ:
+    sys.meta_path.insert(0, AfterImport(RUNNER, plant_spin))

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from workbench.errors import CheckFailed
 from workbench.extract.audit import bands, deep
 from workbench.extract.audit.files import FilesRead, read_files
 from workbench.extract.audit.report import Check, Problem, Progress, VerifyReport, outcome
@@ -202,12 +201,3 @@ def _report(
         final_norm=found.layout.final_norm,
         tensors=tuple(medians),
     )
-
-
-def raise_if_failed(report: VerifyReport) -> None:
-    """CheckFailed for an audit that found a fault; for callers without a terminal."""
-    bad = [problem for problem in report.problems if not problem.warning]
-    if bad:
-        raise CheckFailed(
-            f"{report.folder}: {len(bad)} faults, the first: {bad[0].message}", "hsbench verify lists them"
-        )
