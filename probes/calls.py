@@ -27,6 +27,19 @@ def ping() -> dict[str, Any]:
     }
 
 
+def versions(packages: list[str]) -> dict[str, str | None]:
+    """Releases of these packages in this interpreter; None for one that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
 def threads(count: int) -> int:
     """Let torch use `count` threads here; several workers share the cores."""
     import torch
@@ -150,6 +163,7 @@ def _lazily(module: str, name: str) -> Call:
 CALLS.update(
     {
         "threads": threads,
+        "versions": versions,
         "convert": _lazily("convert", "convert"),
         "write_arrow": _lazily("arrow", "write_arrow"),
         "open_dataset": _lazily("source", "open_dataset"),

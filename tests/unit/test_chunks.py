@@ -14,7 +14,7 @@ from probes.dumps import list_dumps, load, read_meta
 from probes.errors import DumpError
 from tests.unit.probes_support import IDS, made_up, write_dump
 from tests.unit.test_recorder import batch, dumps, forward
-from workbench.probe.capture import _is_chain, _whole
+from workbench.probe.capture import is_chain, _whole
 from workbench.probe.session import Target
 
 
@@ -116,8 +116,8 @@ def captured(folder: Path, found: list[Path], allow: bool) -> Any:
 
 def test_the_probe_joins_only_where_chunks_are_allowed(tmp_path: Path) -> None:
     found = parts(tmp_path)
-    assert _is_chain(found, len(IDS))
-    assert not _is_chain(found[1:], len(IDS))
+    assert is_chain(found, len(IDS))
+    assert not is_chain(found[1:], len(IDS))
     got = captured(tmp_path, found, allow=True)
     assert (got.shortfall, len(got.parts), got.meta["num_tokens"]) == (None, 3, len(IDS))
     short = captured(tmp_path, found, allow=False)

@@ -238,7 +238,7 @@ def test_too_many_bad_dumps_stop_the_run(tmp_path: Path) -> None:
         writer = DatasetWriter(tmp_path / "out", run_record("speculators", 50), pool, max_bad=2)
         for index in range(2):
             writer.write(sample(index), write_both(tmp_path / "dumps", sample(index), final="post"))
-        with pytest.raises(CheckFailed, match="3 dumps were bad"):
+        with pytest.raises(CheckFailed, match="3 samples were bad"):
             writer.write(sample(2), write_both(tmp_path / "dumps", sample(2), final="post"))
         assert [line.status for line in writer.index.lines()] == ["quarantined"] * 3
         writer.close()

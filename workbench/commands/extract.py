@@ -1,32 +1,204 @@
 """`hsbench extract`: a data set in, checked training data out."""
 
-from typing import Any
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from workbench import output
+from workbench.commands.params import Seconds
 from workbench.errors import UsageError
+from workbench.server.specs import CAPTURE_HELP, ROUTES
 
+if TYPE_CHECKING:
+    from workbench.extract.job.settings import ExtractSettings
+
+FORMATS = ("speculators-v1", "speculators", "specforge")
 LOOK_AT = 200
 """Rows whose mask coverage a preview tells."""
+GIB = 1 << 30
 
 
-@click.command()
-@click.argument("data", type=click.Path())
+class Shard(click.ParamType[Any]):
+    """`I/N`: the rows whose number leaves I when divided by N."""
+
+    name = "I/N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """The two numbers, 0 ≤ I < N."""
+        if isinstance(value, tuple):
+            return value
+        number, _, of = str(value).partition("/")
+        if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+            self.fail(f"{value!r} is not I/N with I from 0 to N-1, such as 0/4", param, ctx)
+        return int(number), int(of)
+
+
+@click.command(
+    epilog="Flags after -- go to a server that is started: hsbench extract D --out O --model M -- --tp-size 2"
+)
+@click.argument("data", required=False, type=click.Path())
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- SGLANG FLAGS]")
+@click.option("--out", metavar="DIR", help="Where the data set goes.")
+@click.option("--resume", metavar="DIR", help="Go on with the job of DIR; other options given here replace its own.")
 @click.option("--preview", type=click.IntRange(min=1), metavar="N", help="Show the first N rows with their loss mask.")
-@click.option("--model", metavar="PATH|demo", help="Model folder with the tokenizer; not needed for rows of input_ids.")
+@click.option("--foreground", is_flag=True, help="Do the job in this process instead of a detached one.")
+@click.option("--format", type=click.Choice(FORMATS), default="speculators-v1", show_default=True)
+@click.option("--layers", metavar="BLOCKS", help="Blocks whose outputs are taken [default: the server's].")
+@click.option("--shard", type=Shard(), default="0/1", help="Only this share of the rows, into DIR/shard_I-of-N.")
 @click.option("--max-seq-len", type=click.IntRange(min=1), metavar="N", help="Cut longer rows to N tokens.")
 @click.option("--form", help="Column to read [default: input_ids, messages, conversations or text].")
+@click.option("--model", metavar="PATH|demo", help="Model to serve if no server runs, and whose tokenizer is used.")
+@click.option("--name", default="default", show_default=True, help="The server to use, if it runs.")
+@click.option("--url", help="A server that runs already and records into --dump-dir on this machine.")
+@click.option("--dump-dir", metavar="DIR", help="Where the server records [default: asked of it].")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--python", metavar="PATH", help="The interpreter where SGLang lives [default: this one].")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a row.")
-def extract(data: str, preview: int | None, as_json: bool, **rest: Any) -> int:
+@click.option("--capture", type=click.Choice(ROUTES), default="auto", show_default=True, help=CAPTURE_HELP)
+@click.option("--allow-chunked", is_flag=True, help="Put prompts together that prefill cuts into several passes.")
+@click.option("--keep", is_flag=True, help="Leave a server that the job started running.")
+@click.option("--concurrency", type=click.IntRange(1, 1024), default=32, show_default=True, help="Requests in flight.")
+@click.option("--writers", type=click.IntRange(1, 256), help="Processes that check and write [default: one a core].")
+@click.option("--high-water", type=click.FloatRange(min=0), metavar="GIB", help="May wait in the dump folder.")
+@click.option("--min-free", type=click.FloatRange(min=0), metavar="GIB", default=1.0, help="Pause below this.")
+@click.option("--max-bad", type=click.IntRange(min=0), help="Bad samples to bear [default: 1 %, at least 10].")
+@click.option("--redo-bad", is_flag=True, help="Try the rows in quarantine again.")
+@click.option("--baseline", type=Seconds(min=0), default=10.0, metavar="S", help="Measure plain prefill so long first.")
+@click.option("--timeout", type=Seconds(min=1), default=900.0, metavar="S", help="For a start, and for one request.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a row (--preview) or an event.")
+def extract(data: str | None, preview: int | None, as_json: bool, resume: str | None, **rest: Any) -> int:
     """Make training data from DATA: a JSONL, Parquet or Arrow file, or a folder of them.
 
-    Rows have input_ids (and loss_mask), messages or conversations, or text.
+    Rows have input_ids (and loss_mask), messages or conversations, or text. The job goes on when this command ends:
+    hsbench watch DIR shows it, hsbench job stop DIR ends it, and the same command again, or --resume DIR, goes on
+    after whatever ended it.
     """
-    if preview is None:
-        raise UsageError("nothing to do", "hsbench extract DATA --preview 3 shows rows with their loss mask")
-    return _preview(data, preview, as_json, **rest)
+    if preview is not None:
+        if data is None:
+            raise UsageError("--preview needs DATA", "hsbench extract DATA --preview 3")
+        kept = {name: rest[name] for name in ("max_seq_len", "form")}
+        return _preview(data, preview, as_json, model=rest["model"], python=rest["python"], **kept)
+    foreground = rest.pop("foreground")
+    settings = _resumed(resume, data, rest) if resume is not None else _asked(data, rest)
+    return _in_foreground(settings, as_json) if foreground else _detached(settings, as_json)
+
+
+def _asked(data: str | None, rest: dict[str, Any]) -> "ExtractSettings":
+    from workbench.extract.job.settings import ExtractSettings
+
+    if data is None or rest["out"] is None:
+        raise UsageError(
+            "it takes DATA and --out DIR", "hsbench extract DATA --out DIR; --preview 3 shows rows with their loss mask"
+        )
+    if data.startswith("-"):
+        raise UsageError("DATA is missing", "hsbench extract DATA --out DIR [-- SGLANG FLAGS]")
+    if not os.path.exists(data):
+        raise UsageError(f"there is no {data}", "name a JSONL, Parquet or Arrow file, or a folder of them")
+    return ExtractSettings(data=os.path.abspath(data), **_settings(rest))
+
+
+def _resumed(folder: str, data: str | None, rest: dict[str, Any]) -> "ExtractSettings":
+    """The job's own settings, with those replaced that stand on the command line."""
+    from workbench.extract.job.detach import changed
+    from workbench.extract.job.files import JobFiles
+
+    if data is not None or rest["out"] is not None:
+        raise UsageError("--resume DIR knows DATA and --out", "leave them out, or give the first command again")
+    job = JobFiles(Path(folder)).load()
+    if job is None:
+        raise UsageError(f"there was no job in {folder}", "hsbench extract DATA --out DIR begins one")
+    context = click.get_current_context()
+    given = {k for k in rest if context.get_parameter_source(k) is click.core.ParameterSource.COMMANDLINE}
+    new = _settings({**rest, "out": str(job.settings.out), "shard": (0, 1)})
+    return changed(job.settings, {NAMES.get(name, name): new[NAMES.get(name, name)] for name in given - {"resume"}})
+
+
+NAMES = {
+    "high_water": "high_water_bytes",
+    "min_free": "min_free_bytes",
+    "baseline": "baseline_s",
+    "timeout": "timeout_s",
+}
+"""Options whose setting has another name."""
+
+
+def _settings(rest: dict[str, Any]) -> dict[str, Any]:
+    """The command line's values as `ExtractSettings` takes them, without `data`."""
+    from workbench.probe.prompt import parse_layers
+
+    number, of = rest["shard"]
+    out = os.path.abspath(rest["out"])
+    given = {NAMES.get(name, name): value for name, value in rest.items()}
+    for name in ("high_water_bytes", "min_free_bytes"):
+        given[name] = None if given[name] is None else int(given[name] * GIB)
+    given["layers"] = parse_layers(rest["layers"])
+    given["model"] = _model(rest["model"], rest["python"])
+    given["out"] = out if of == 1 else os.path.join(out, f"shard_{number}-of-{of}")
+    if rest["dump_dir"] is not None:
+        given["dump_dir"] = os.path.abspath(rest["dump_dir"])
+    return given
+
+
+def _model(model: str | None, python: str | None) -> str | None:
+    if model is None:
+        return None
+    if model != "demo":
+        return os.path.abspath(os.path.expanduser(model)) if os.path.isdir(os.path.expanduser(model)) else model
+    from workbench.models import demo
+
+    return str(demo.ensure_demo_model(python, False, lambda event: output.narrate(demo.describe(event))))
+
+
+def _in_foreground(settings: "ExtractSettings", as_json: bool) -> int:
+    from workbench.extract.job.events import Ended
+    from workbench.extract.job.run import Control, run
+
+    control = Control()
+    control.on_signals()
+    code = 0
+    for event in run(settings, control):
+        _show(event, as_json)
+        code = event.exit_code if isinstance(event, Ended) else code
+    return code
+
+
+def _detached(settings: "ExtractSettings", as_json: bool) -> int:
+    from workbench.extract.job import detach
+    from workbench.extract.job.events import Ended
+    from workbench.extract.job.files import JobFiles
+
+    files = JobFiles(settings.folder)
+    detach.write_down(files, settings, " ".join(sys.argv))
+    offset = files.events.stat().st_size if files.events.exists() else 0
+    process = detach.start(files)
+    output.narrate(f"the job is process {process.pid}, log {files.log}")
+    event = None
+    try:
+        for event in detach.until_running(files, process, offset):
+            _show(event, as_json)
+    except KeyboardInterrupt:
+        output.narrate(f"the job goes on; hsbench job stop {settings.out} ends it")
+        raise
+    if not isinstance(event, Ended):
+        output.narrate(f"it runs on by itself: hsbench watch {settings.out}")
+    if not as_json:
+        output.data(settings.out)
+    return event.exit_code if isinstance(event, Ended) else 0
+
+
+def _show(event: Any, as_json: bool) -> None:
+    from workbench.extract.job.events import Ended
+    from workbench.render.job import event_text
+
+    if as_json:
+        output.data_json(event)
+        return
+    for line in event_text(event).splitlines():
+        output.narrate(line)
+    if isinstance(event, Ended) and event.next_step:
+        output.narrate(f"  next: {event.next_step}")
 
 
 def _preview(data: str, count: int, as_json: bool, *, model: str | None, python: str | None, **rest: Any) -> int:
@@ -50,11 +222,3 @@ def _preview(data: str, count: int, as_json: bool, *, model: str | None, python:
             output.narrate(line)
         opened.tally.check()
     return 0
-
-
-def _model(model: str | None, python: str | None) -> str | None:
-    if model != "demo":
-        return model
-    from workbench.models import demo
-
-    return str(demo.ensure_demo_model(python, False, lambda event: output.narrate(demo.describe(event))))

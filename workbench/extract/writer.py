@@ -68,7 +68,7 @@ class DatasetWriter:
             refuse_differences(old, record)
         self.record = old or record
         self.index = Index(self.folder)
-        self._pool = pool
+        self.pool = pool
         self._clock = clock
         self._max_bad = max_bad if max_bad is not None else max(BAD_AT_LEAST, int(BAD_SHARE * len(record.rows())))
         self._lock = threading.Lock()
@@ -133,7 +133,7 @@ class DatasetWriter:
         return line
 
     def _convert(self, sample: Sample, dump: Path, building: Path) -> dict[str, Any]:
-        found: dict[str, Any] = self._pool.call(
+        found: dict[str, Any] = self.pool.call(
             "convert",
             folder=str(dump.absolute()),
             target=str(building),
@@ -150,6 +150,17 @@ class DatasetWriter:
         except OSError as error:
             raise Missing(f"{self.index.path} cannot be written: {error}", "is the disk full?") from error
 
+    def lose(self, sample: Sample, reason: str) -> IndexLine:
+        """Record a row of which no dump could be had.
+
+        Raises:
+            CheckFailed: too many rows are bad.
+        """
+        line = _bad_line(sample, reason, self._clock())
+        self._append(line)
+        self._count_bad(reason)
+        return line
+
     def refuse(self, refused: Refused) -> IndexLine:
         """Record a row that never goes to the server."""
         line = IndexLine(index=refused.index, status="refused", reason=refused.reason, time=self._clock())
@@ -164,32 +175,28 @@ class DatasetWriter:
         about = {"index": sample.index, "reason": error.message, "next_step": error.next_step, "dump": dump.name}
         with contextlib.suppress(OSError):
             replace_json(place / "reason.json", about)
-        line = IndexLine(
-            index=sample.index,
-            status="quarantined",
-            tokens=len(sample.input_ids),
-            trained=sum(sample.loss_mask),
-            reason=error.message,
-            time=self._clock(),
-        )
+        line = _bad_line(sample, error.message, self._clock())
         self._append(line)
         if free:
             shutil.rmtree(dump, ignore_errors=True)
+        self._count_bad(error.message, error.next_step)
+        return line
+
+    def _count_bad(self, reason: str, next_step: str = "") -> None:
         with self._lock:
             self._bad += 1
             if self._bad > self._max_bad:
                 raise CheckFailed(
-                    f"{self._bad} dumps were bad, the last one: {error.message}",
-                    error.next_step or f"{self.quarantine} has them with the reasons; hsbench probe checks the server",
+                    f"{self._bad} samples were bad, the last one: {reason}",
+                    next_step or f"{self.quarantine} has them with the reasons; hsbench probe checks the server",
                 )
-        return line
 
     def finalise(self) -> list[str]:
         """Write the files that readers want beside the samples, from the index alone; may be called at any time.
 
         Returns their paths below the folder.
         """
-        return finalise(self.folder, self.record, self.index.lines(), self._pool)
+        return finalise(self.folder, self.record, self.index.lines(), self.pool)
 
     def close(self) -> None:
         """Give the index back; the pool is the caller's."""
@@ -209,6 +216,17 @@ def finalise(folder: Path, record: RunRecord, lines: list[IndexLine], pool: Work
         rows = 1 + max((line.index for line in written), default=-1)
         made += pool.call("write_arrow", folder=str(folder), files=files, rows=rows)["files"]
     return made
+
+
+def _bad_line(sample: Sample, reason: str, now: float) -> IndexLine:
+    return IndexLine(
+        index=sample.index,
+        status="quarantined",
+        tokens=len(sample.input_ids),
+        trained=sum(sample.loss_mask),
+        reason=reason,
+        time=now,
+    )
 
 
 def _line(sample: Sample, file: str, found: dict[str, Any], now: float) -> IndexLine:

@@ -124,11 +124,16 @@ def _arrived(target: Target, request_id: str, timeout_s: float, tokens: int) -> 
         failed=errors_of(dump_dir, request_id),
     )
     if not folders:
-        found = why_missing(_seen(target, request_id, 0))
-        kinds: dict[str, type[HsbenchError]] = {"no_space": Missing, "recorder_failed": ServerError}
-        kind = kinds.get(found.cause, DumpMissing)
-        raise kind(f"no dump came for {tokens} tokens: {found.message}", found.next_step)
+        raise no_dump(target, request_id, tokens)
     return folders
+
+
+def no_dump(target: Target, request_id: str, tokens: int) -> HsbenchError:
+    """The error that says why a finished request left no dump."""
+    found = why_missing(_seen(target, request_id, 0))
+    kinds: dict[str, type[HsbenchError]] = {"no_space": Missing, "recorder_failed": ServerError}
+    kind = kinds.get(found.cause, DumpMissing)
+    return kind(f"no dump came for {tokens} tokens: {found.message}", found.next_step)
 
 
 def _whole(
@@ -142,7 +147,7 @@ def _whole(
     seconds: float,
 ) -> Capture:
     folder = parts[0]
-    if len(parts) > 1 and target.allow_chunked and worker is not None and _is_chain(parts, len(token_ids)):
+    if len(parts) > 1 and target.allow_chunked and worker is not None and is_chain(parts, len(token_ids)):
         folder = Path(worker.call("join", folders=[str(part) for part in parts]))
     meta = read_json(folder / "meta.json") or {}
     found = None
@@ -160,7 +165,7 @@ def _whole(
     )
 
 
-def _is_chain(parts: Sequence[Path], tokens: int) -> bool:
+def is_chain(parts: Sequence[Path], tokens: int) -> bool:
     """Whether each part begins where the one before it ends, and they hold the whole prompt."""
     have = 0
     for part in parts:

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+FULL = (f"[Errno {errno.ENOSPC}]", "PytorchStreamWriter failed writing")
+"""How the recorder is told of a full disk: by Python, and by torch, which drops the reason."""
 DUMP_VARIABLE = "SGLANG_HS_DUMP_DIR"
 
 
@@ -97,5 +99,5 @@ def complaint(log: Path | None) -> str:
 
 def no_space(evidence: Evidence) -> bool:
     """Whether the dump folder is full: the recorder was told so, or what is free cannot hold the dump."""
-    told = any(f"[Errno {errno.ENOSPC}]" in str(e.get("error")) for e in evidence.errors)
+    told = any(word in str(e.get("error")) for e in evidence.errors for word in FULL)
     return told or (evidence.free_bytes is not None and evidence.free_bytes < evidence.needed_bytes)

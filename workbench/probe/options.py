@@ -8,13 +8,10 @@ from workbench.probe.prompt import Prompt
 from workbench.server.specs import Capture, Device
 
 
-class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One probe. `layers` are block numbers; `timeout_s` bounds the server's start and, again, the dump."""
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which server to use. `layers` are block numbers; `timeout_s` bounds the server's start."""
 
-    prompt: Prompt
     layers: tuple[int, ...] | None = None
-    reference: bool = False
-    self_test: bool = False
     name: str = "default"
     model: str | None = None
     """None means the running server's, or the demo model."""
@@ -25,5 +22,17 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The route of a server that is started; a running one must have taken it."""
     allow_chunked: bool = False
     python: str | None = None
-    keep: bool = False
     timeout_s: float = 600.0
+    flags: tuple[str, ...] = ()
+    """SGLang's, for a server that is started."""
+    final: str = "pre"
+    """Side of the final norm that a server which is started records: `pre`, `post` or `both`."""
+
+
+class ProbeOptions(ServerOptions, frozen=True, kw_only=True):
+    """One probe. `timeout_s` bounds the dump too."""
+
+    prompt: Prompt
+    reference: bool = False
+    self_test: bool = False
+    keep: bool = False

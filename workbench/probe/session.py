@@ -14,7 +14,7 @@ import psutil
 from workbench.errors import HsbenchError, Missing, ServerDied, TimedOut, UsageError
 from workbench.models.demo import demo_folder
 from workbench.probe.evidence import DUMP_VARIABLE
-from workbench.probe.options import ProbeOptions
+from workbench.probe.options import ServerOptions
 from workbench.server import log, ports, state
 from workbench.server.client import SglangClient
 from workbench.server.engine import find_interpreter
@@ -63,8 +63,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
 
-def open_target(options: ProbeOptions) -> Generator[ServerEvent, None, Target]:
-    """Find the server to probe, or start one and wait until it answers.
+def open_target(options: ServerOptions) -> Generator[ServerEvent, None, Target]:
+    """Find the server to use, or start one and wait until it answers.
 
     Raises:
         UsageError: the running server does not record, or records other blocks than asked for.
@@ -77,7 +77,7 @@ def open_target(options: ProbeOptions) -> Generator[ServerEvent, None, Target]:
     return (yield from _start(options))
 
 
-def _check_same(options: ProbeOptions, record: ServerRecord) -> None:
+def _check_same(options: ServerOptions, record: ServerRecord) -> None:
     """Refuse options that contradict the server at hand: a probe of another model must not look like this one's.
 
     Raises:
@@ -109,17 +109,17 @@ def _remedy(record: ServerRecord) -> str:
     return f"hsbench stop {record.name} and probe again, or use another --name"
 
 
-def _running(options: ProbeOptions, record: ServerRecord) -> Generator[ServerEvent, None, Target]:
+def _running(options: ServerOptions, record: ServerRecord) -> Generator[ServerEvent, None, Target]:
     _check_same(options, record)
     if record.ready_after is None:
         from workbench.server.ready import wait_ready
 
         yield from wait_ready(record, options.timeout_s)
     yield Note(f"using the running server {record.name} at {record.url}")
-    return _target(record, started_here=False)
+    return target_of(record, started_here=False)
 
 
-def _start(options: ProbeOptions) -> Generator[ServerEvent, None, Target]:
+def _start(options: ServerOptions) -> Generator[ServerEvent, None, Target]:
     from workbench.server.bringup import bring_up
 
     folder = options.dump_dir or state.folder_of(options.name) / "dumps"
@@ -128,8 +128,13 @@ def _start(options: ProbeOptions) -> Generator[ServerEvent, None, Target]:
         name=options.name,
         python=options.python,
         device=options.device,
+        flags=options.flags,
         dump=DumpSpec(
-            str(folder.absolute()), options.layers, route=options.capture, allow_chunked=options.allow_chunked
+            str(folder.absolute()),
+            options.layers,
+            options.final,
+            route=options.capture,
+            allow_chunked=options.allow_chunked,
         ),
     )
     record: ServerRecord | None = None
@@ -145,10 +150,11 @@ def _start(options: ProbeOptions) -> Generator[ServerEvent, None, Target]:
             raise TimedOut(error.message, "it was stopped; allow more time with --timeout S", error.details) from error
         raise
     assert record is not None
-    return _target(record, started_here=True)
+    return target_of(record, started_here=True)
 
 
-def _target(record: ServerRecord, *, started_here: bool) -> Target:
+def target_of(record: ServerRecord, *, started_here: bool) -> Target:
+    """A server of ours that records, as the target of captures."""
     assert record.dump is not None
     return Target(
         url=record.url,
@@ -162,12 +168,12 @@ def _target(record: ServerRecord, *, started_here: bool) -> Target:
     )
 
 
-def _foreign(options: ProbeOptions, url: str) -> Target:
+def _foreign(options: ServerOptions, url: str) -> Target:
     """A server that hsbench did not start. Its dump folder is asked of its process, if that is ours to read."""
     known = next((r for r in state.all_records() if r.url == url.rstrip("/") and state.alive(r)), None)
     if known is not None:
         _check_same(options, known)
-        return _target(known, started_here=False)
+        return target_of(known, started_here=False)
     with SglangClient(url) as client:
         client.model_info()  # a URL that nothing or something else answers at is the first thing to say
     pid = _listener(url)

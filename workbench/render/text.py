@@ -48,6 +48,46 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def short(count: float, gap: str = "") -> str:
+    """A count with three digits or so and a decimal unit, such as 38.1k."""
+    for unit in ("", "k", "M", "G"):
+        if abs(count) < 999.5 and not unit:
+            return number(count, 3)
+        if abs(count) < 999.95:
+            return f"{count:.1f}{gap}{unit}"
+        count /= 1000
+    return f"{count:.1f}{gap}T"
+
+
+def room(count: float, of: float | None = None) -> str:
+    """Bytes of memory or disk with a binary unit, `of` so many if given: 3.1/64 GiB."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    largest = max(count, of or 0)
+    power = next((n for n in range(len(units) - 1) if largest < 1024 ** (n + 1)), len(units) - 1)
+    shown = [_few_digits(value / 1024**power) for value in (count, of) if value is not None]
+    return f"{'/'.join(shown)} {units[power]}"
+
+
+def _few_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}".removesuffix(".0")
+
+
+def duration(seconds: float) -> str:
+    """Hours and minutes, minutes and seconds, or seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def harmless(text: str) -> str:
+    """Text from outside that cannot steer the terminal, break a line or fail to be encoded: what could is escaped."""
+    seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    encoding = sys.stdout.encoding or "ascii"
+    return seen.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def verdict_mark(ok: bool) -> str:
     """Word and glyph, so that colour is never needed."""
     if speaks_unicode():

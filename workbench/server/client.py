@@ -1,4 +1,4 @@
-"""A client for the HTTP interface of SGLang, as 0.5.15.post1 and 0.5.23 speak it. One thread, no retries."""
+"""A client for the HTTP interface of SGLang, as 0.5.15.post1 and 0.5.23 speak it. Safe for threads, no retries."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -43,7 +43,12 @@ class SglangClient:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             self._http = httpx.Client(
-                base_url=self.url, transport=transport, timeout=timeout, trust_env=False, headers=headers
+                base_url=self.url,
+                transport=transport,
+                timeout=timeout,
+                trust_env=False,
+                headers=headers,
+                limits=httpx.Limits(max_connections=None),  # whoever sends bounds what is in flight
             )
         except httpx.InvalidURL as error:
             raise UsageError(f"{url!r} is not a URL: {error}", "such as http://127.0.0.1:30017") from error

@@ -1,0 +1,67 @@
+"""How many tokens a run has left: of all rows, or from enough of them to say how sure that is."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from workbench.extract.dataset import Dataset, Tally
+from workbench.extract.sample import Refused, Sample
+
+LOOK_AT = 512
+"""Rows at most; a stride through the data set, since sources are often sorted."""
+Z95 = 1.96
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of `rows` rows, refused ones counting nothing.
+
+    The interval is mean ± 1.96 standard errors, with the correction for a finite population (Cochran, "Sampling
+    Techniques", 2.8); it has no width when all rows were looked at.
+    """
+
+    rows: int
+    looked_at: int
+    tokens: float
+    tokens_low: float
+    longest: int
+    first: Sample | None
+    """The first row that is a sample; None when there is none."""
+
+
+def estimate(data: Dataset, rows: Sequence[int]) -> Estimate:
+    """Look at up to `LOOK_AT` rows.
+
+    Raises:
+        CheckFailed: too many of them are refused.
+    """
+    step = max(1, len(rows) // LOOK_AT)
+    chosen = rows[::step][:LOOK_AT] if step > 1 else rows
+    lengths, first = [], None
+    for row in data.samples(chosen):
+        if isinstance(row, Refused):
+            lengths.append(0)
+            continue
+        first = first or row
+        lengths.append(len(row.input_ids))
+    data.tally.check()
+    data.tally = Tally()
+    return from_lengths(len(rows), lengths, first)
+
+
+def from_lengths(rows: int, lengths: Sequence[int], first: Sample | None) -> Estimate:
+    """The estimate for `rows` rows of which these lengths were seen."""
+    seen = len(lengths)
+    mean = sum(lengths) / max(1, seen)
+    half = 0.0
+    if 1 < seen < rows:
+        variance = sum((length - mean) ** 2 for length in lengths) / (seen - 1)
+        half = Z95 * math.sqrt(variance / seen * (1 - seen / rows))
+    return Estimate(
+        rows=rows,
+        looked_at=seen,
+        tokens=mean * rows,
+        tokens_low=max(0.0, mean - half) * rows,
+        longest=max(lengths, default=0),
+        first=first,
+    )

@@ -1,0 +1,196 @@
+"""The job's server: found or started, and started again when it dies."""
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from workbench.errors import HsbenchError, ServerBroken, ServerError, TimedOut, UsageError
+from workbench.extract.job.settings import ExtractSettings
+from workbench.probe.lease import Lease
+from workbench.probe.options import ServerOptions
+from workbench.probe.session import Target, open_target, stop_quietly, target_of
+from workbench.server import processes, roster, state
+from workbench.server.bringup import start_and_wait
+from workbench.server.client import SglangClient
+from workbench.server.events import Note, ServerEvent, Started
+from workbench.server.launch import Plan
+from workbench.server.relaunch import plan_of
+from workbench.server.state import ServerRecord
+from workbench.server.stop import stop
+from workbench.supervision.target import of_record
+
+POLL_S = 1.0
+STARTS = 3
+"""Starts that may fail in a row."""
+REST_S = 5.0
+"""Between a start that failed and the next."""
+
+
+class Keeper:
+    """Holds a lease on the server, so that no probe that ends stops it.
+
+    A server that the job started is stopped when the last who uses it ends, unless it is to be kept.
+    """
+
+    target: Target
+    client: SglangClient
+
+    def __init__(self, settings: ExtractSettings) -> None:
+        self.settings = settings
+        self._lease: Lease | None = None
+        self._plan: Plan | None = None
+
+    @property
+    def target_dir(self) -> Path:
+        """The folder that the server records into."""
+        return Path(self.target.dump_dir)
+
+    def open(self) -> Generator[ServerEvent, None, None]:
+        """Find the server, start it again as it was, or start one.
+
+        Raises:
+            UsageError: there is none and no model to serve, or it is not what the settings say.
+            HsbenchError: it does not start.
+        """
+        settings = self.settings
+        record = None if settings.url else state.load(settings.name)
+        if record is not None and not state.alive(record) and settings.model in (None, record.model):
+            yield Note(f"the server {record.name} is gone; starting it again as it was")
+            self._plan = plan_of(record)
+            yield from self._start(record)
+            return
+        if record is None and settings.url is None and settings.model is None:
+            raise UsageError(
+                f"no server named {settings.name!r} runs, and no model is named",
+                "give --model PATH, or start one: hsbench serve --model PATH --dump-dir DIR",
+            )
+        target = yield from open_target(_options(settings))
+        self._use(target)
+
+    def _use(self, target: Target, passing: bool = False) -> None:
+        self.target = target
+        key = of_record(target.record).api_key if target.record is not None else None
+        self.client = SglangClient(target.url, api_key=key)
+        if target.record is None:
+            return
+        self._plan = plan_of(target.record)
+        self._lease = Lease(target.record)
+        if self.settings.keep:
+            self._lease.keep()
+        elif target.started_here or passing:
+            self._lease.mark_passing()
+
+    def lost(self) -> bool:
+        """Whether the server, or a process that it needs, is gone."""
+        record = self.target.record
+        if record is not None:
+            return not state.alive(record) or bool(roster.lost(record))
+        try:
+            self.client.ping()
+        except (ServerError, TimedOut):
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End a server that hangs, so that its requests break off. A foreign one is left alone."""
+        record = self.target.record
+        if record is not None:
+            for process in processes.family(record.pid, record.since_boot):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+    def restart(self, between: Callable[[], None]) -> Iterator[ServerEvent]:
+        """End what is left of the server and start it again; of a foreign one, wait until it is back.
+
+        Args:
+            between: Called while no server runs.
+
+        Raises:
+            HsbenchError: it does not come back.
+        """
+        record = self.target.record
+        if record is None:
+            yield from self._wait_back()
+            return
+        yield from stop(record, grace_s=0)
+        record.save()  # a job that is killed now finds how to start it again
+        between()
+        yield from self._start(record)
+
+    def _start(self, record: ServerRecord) -> Iterator[ServerEvent]:
+        assert self._plan is not None
+        passing = self._lease is not None and self._lease.passing
+        if self._lease is None:  # a start of the job before this one may have marked it
+            with Lease(record) as before:
+                passing = before.passing
+        for number in range(1, STARTS + 1):
+            try:
+                for event in start_and_wait(self._plan, self.settings.timeout_s):
+                    record = event.record if isinstance(event, Started) else record
+                    yield event
+            except HsbenchError as error:
+                if number == STARTS or not isinstance(error, ServerError):
+                    raise
+                yield Note(f"the start failed: {error.message}; trying again in {REST_S:.0f} s")
+                _clear(record, error)
+                time.sleep(REST_S)
+            else:
+                break
+        self._release()
+        self._use(target_of(record, started_here=False), passing)
+
+    def _wait_back(self) -> Iterator[ServerEvent]:
+        yield Note(f"waiting up to {self.settings.timeout_s:.0f} s for {self.target.url} to answer again")
+        deadline = time.monotonic() + self.settings.timeout_s
+        while self.lost():
+            if time.monotonic() >= deadline:
+                raise ServerError(
+                    f"{self.target.url} did not come back", "start it again, then hsbench extract --resume DIR"
+                )
+            time.sleep(POLL_S)
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.__exit__(None, None, None)
+            self._lease = None
+        if hasattr(self, "client"):
+            self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._lease
+        self._release()
+        if lease is not None and lease.last and lease.passing:
+            stop_quietly(lease.record)
+
+
+def _clear(record: ServerRecord, error: HsbenchError) -> None:
+    """A start that hangs leaves its server running, which the next would meet."""
+    if isinstance(error, ServerBroken):
+        stop_quietly(record)
+
+
+def _options(settings: ExtractSettings) -> ServerOptions:
+    return ServerOptions(
+        layers=settings.layers,
+        name=settings.name,
+        model=settings.model,
+        url=settings.url,
+        dump_dir=Path(settings.dump_dir) if settings.dump_dir else None,
+        device=settings.device,
+        capture=settings.capture,
+        allow_chunked=settings.allow_chunked,
+        python=settings.python,
+        timeout_s=settings.timeout_s,
+        flags=settings.flags,
+        final="post" if settings.format == "specforge" else "pre",
+    )

@@ -1,0 +1,85 @@
+"""The extraction operation: a generator of events that are journalled before anybody sees them."""
+
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from workbench.errors import HsbenchError
+from workbench.extract.job.events import Ended, JobEvent
+from workbench.extract.job.files import JobFile, JobFiles, Journal
+from workbench.extract.job.settings import ExtractSettings
+from workbench.extract.job.start import Start
+from workbench.server import processes
+
+
+class Control:
+    """Lets another thread, or a signal, end the job in order: send nothing more, finish what is under way."""
+
+    stopping = False
+
+    def stop(self) -> None:
+        """End in order."""
+        self.stopping = True
+
+    def on_signals(self) -> None:
+        """Stop in order at the first SIGTERM or SIGINT, at once at the second."""
+
+        def stop(number: int, frame: object) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+
+
+def run(settings: ExtractSettings, control: Control) -> Iterator[JobEvent]:
+    """Extract, or go on with what was begun. Ends with an `Ended`, or raises after writing one down.
+
+    Raises:
+        HsbenchError: see `workbench.errors`. Nothing that was finished is lost by it.
+    """
+    files = JobFiles(settings.folder)
+    with files.locked():
+        job = _begin(files, settings)
+        journal = Journal(files)
+        try:
+            for event in Start(files, job, lambda: control.stopping).events():
+                journal.append(event)
+                yield event
+        except HsbenchError as error:
+            journal.append(_failed(error.message, error.next_step, int(error.exit_code)))
+            raise
+        except KeyboardInterrupt:
+            journal.append(Ended(time=time.time(), state="stopped", message="broken off", exit_code=130))
+            raise
+        except Exception as error:
+            journal.append(_failed(f"defect in hsbench: {type(error).__name__}: {error}", str(files.log), 70))
+            raise
+        finally:
+            journal.close()
+
+
+def _failed(message: str, next_step: str, code: int) -> Ended:
+    return Ended(time=time.time(), state="failed", message=message, next_step=next_step, exit_code=code)
+
+
+def _begin(files: JobFiles, settings: ExtractSettings) -> JobFile:
+    """Write down that this process does the job now."""
+    before = files.load()
+    me = psutil.Process()
+    job = JobFile(
+        run=before.run if before else secrets.token_hex(3),
+        start=before.start + 1 if before else 1,
+        pid=me.pid,
+        since_boot=processes.since_boot(me),
+        started=time.time(),
+        settings=settings,
+        command=before.command if before else "",
+        plain_tok_s=before.plain_tok_s if before else None,
+    )
+    files.save(job)
+    return job

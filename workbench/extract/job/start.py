@@ -1,0 +1,260 @@
+"""One start of a job, in order: data set, folder, server, numbers, and then the flow."""
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterator
+
+import msgspec
+
+from workbench.errors import UsageError
+from workbench.extract.dataset import Dataset
+from workbench.extract.durable import leftovers
+from workbench.extract.job import preflight
+from workbench.extract.job.arrivals import Arrivals
+from workbench.extract.job.estimate import Estimate, estimate
+from workbench.extract.job.events import Ended, JobEvent, Preflight, Progress, Told
+from workbench.extract.job.files import JobFile, JobFiles
+from workbench.extract.job.flow import Flow, Limits, Parts
+from workbench.extract.job.gate import Gate, free_bytes
+from workbench.extract.job.keeper import Keeper
+from workbench.extract.job.lanes import Lanes
+from workbench.extract.job.tally import Counts
+from workbench.extract.pool import WorkerPool
+from workbench.extract.record import RunRecord, load_record, refuse_differences
+from workbench.extract.writer import DatasetWriter
+from workbench.probe.session import model_config
+from workbench.render.text import size
+from workbench.server import state
+from workbench.server.client import SglangClient
+from workbench.server.engine import find_interpreter
+from workbench.server.events import ServerEvent, describe
+from workbench.worker import Worker
+
+
+class Start:
+    """Yields everything that happens, and an `Ended` last.
+
+    Args:
+        files: The job's folder, locked.
+        job: This start, written down there.
+        stopping: Whether to end in order.
+    """
+
+    def __init__(self, files: JobFiles, job: JobFile, stopping: Callable[[], bool]) -> None:
+        self.files, self.job = files, job
+        self.settings = job.settings
+        self._stopping = stopping
+        self._stack = contextlib.ExitStack()
+
+    def events(self) -> Iterator[JobEvent]:
+        """Work, until the data set is whole or the job is told to stop."""
+        yield Progress(time=time.time(), state="preflight")
+        with self._stack as stack:
+            pool = stack.enter_context(WorkerPool(self._python(), self.settings.writers))
+            data = Dataset.open(self.settings.dataset(self._tokenizer()), stack.enter_context(Worker(pool.python)))
+            yield _note(_described(data, self.settings.shard))
+            old = load_record(self.settings.folder)
+            writer = None
+            if old is not None:
+                refuse_differences(old, self._asked(data, old))
+                writer = self._writer(old, pool)
+                yield from self._recover(writer)
+            left = [row for row in self._rows(data) if writer is None or row not in writer.index]
+            if not left and writer is not None:
+                yield self._end(writer)
+                return
+            yield from self._with_server(data, left, pool, writer)
+
+    def _python(self) -> str:
+        record = None if self.settings.url else state.load(self.settings.name)
+        return record.python if record is not None else find_interpreter(self.settings.python)
+
+    def _tokenizer(self) -> str | None:
+        """The model's folder, as far as it is known before there is a server."""
+        if self.settings.model is not None:
+            return self.settings.model
+        if self.settings.url is not None:
+            with SglangClient(self.settings.url) as client:
+                return str(client.model_info()["tokenizer_path"])
+        record = state.load(self.settings.name)
+        return record.model if record is not None else None
+
+    def _rows(self, data: Dataset) -> range:
+        number, of = self.settings.shard
+        return range(number, data.rows, of)
+
+    def _asked(self, data: Dataset, old: RunRecord) -> RunRecord:
+        """The run that is asked for, as far as it is known before there is a server."""
+        states = old.states
+        if self.settings.layers is not None:
+            states = msgspec.structs.replace(states, after_block=self.settings.layers)
+        settings = self.settings
+        return msgspec.structs.replace(
+            old, format=settings.format, source=data.source(), shard=settings.shard, states=states
+        )
+
+    def _writer(self, record: RunRecord, pool: WorkerPool) -> DatasetWriter:
+        writer = DatasetWriter(self.settings.folder, record, pool, max_bad=self.settings.max_bad)
+        self._stack.callback(writer.close)
+        return writer
+
+    def _recover(self, writer: DatasetWriter) -> Iterator[JobEvent]:
+        found = writer.recover()
+        if self.settings.redo_bad:
+            for line in writer.index.lines():
+                if line.status == "quarantined":
+                    writer.index.forget(line.index)
+        text = f"{found.done:,} of {len(writer.record.rows()):,} rows are done"
+        if found.removed:
+            text += f"; removed {len(found.removed)} files that were never finished"
+        if found.redo:
+            text += f"; {len(found.redo)} samples whose file is gone or has another size are made again"
+        yield _note(text)
+
+    def _with_server(
+        self, data: Dataset, left: list[int], pool: WorkerPool, writer: DatasetWriter | None
+    ) -> Iterator[JobEvent]:
+        guess = estimate(data, left)
+        if guess.first is None:
+            raise UsageError(f"none of {len(left)} rows is a sample", "hsbench extract DATA --preview 3 says why")
+        keeper = self._stack.enter_context(Keeper(self.settings))
+        yield from _told(keeper.open())
+        preflight.check_server(keeper)
+        with pool.borrow() as worker:
+            got = preflight.probe(keeper, guess.first, worker, self.settings.timeout_s)
+            record = preflight.describe_run(self.job, data.source(), keeper, got, worker)
+        yield _note(f"the probe of row {guess.first.index} gave whole states, after blocks {record.states.after_block}")
+        if writer is None:
+            writer = self._writer(record, pool)
+        else:
+            refuse_differences(writer.record, record)
+            yield from _news(writer.record, record)
+        self._remember(keeper, record)
+        yield from self._flow(data, left, keeper, writer, guess)
+
+    def _remember(self, keeper: Keeper, record: RunRecord) -> None:
+        """Write down what a later start needs to have the same server, and what watches look at."""
+        target = keeper.target
+        model = target.record.model if target.record is not None else self.settings.model
+        self.settings = msgspec.structs.replace(self.settings, model=model, layers=record.states.after_block)
+        self.job = msgspec.structs.replace(
+            self.job, settings=self.settings, dump_dir=target.dump_dir, server=target.url
+        )
+        self.files.save(self.job)
+
+    def _flow(
+        self, data: Dataset, left: list[int], keeper: Keeper, writer: DatasetWriter, guess: Estimate
+    ) -> Iterator[JobEvent]:
+        per_token = writer.record.states.bytes_per_token
+        gate = self._gate(keeper, guess, per_token)
+        preflight.refuse_no_space(self.settings, guess, per_token)
+        plain = self._plain(data, left, keeper)
+        yield self._numbers(writer, guess, gate, plain)
+        arrivals = Arrivals(keeper.target_dir, self.job.request_prefix, allow_chunked=keeper.target.allow_chunked)
+        self._stack.callback(arrivals.close)
+        lanes = Lanes(keeper, arrivals, writer, prefix=f"{self.job.request_prefix}{self.job.start}-")
+        self._stack.callback(lanes.close)
+        counts = Counts(len(writer.record.rows()), writer.index.lines(), guess.tokens, plain)
+        parts = Parts(keeper, arrivals, lanes, writer, gate, counts)
+        flow = Flow(data.samples(left), self._limits(keeper, writer), parts, self._stopping)
+        yield from flow.run()
+        counts.look(lanes, arrivals, gate)
+        yield counts.picture("finishing")
+        ended = self._end(writer)
+        yield counts.picture(ended.state)
+        yield ended
+
+    @staticmethod
+    def _limits(keeper: Keeper, writer: DatasetWriter) -> Limits:
+        vocabulary = model_config(writer.record.engine.model).get("vocab_size")
+        return Limits(keeper.client.max_input_len(), vocabulary, writer.record.states.bytes_per_token)
+
+    def _gate(self, keeper: Keeper, guess: Estimate, per_token: int) -> Gate:
+        return Gate(
+            self.settings.folder,
+            keeper.target_dir,
+            high_water=preflight.high_water(self.settings, keeper.target_dir, guess.longest, per_token),
+            min_free=self.settings.min_free_bytes,
+            pause=self.files.pause,
+        )
+
+    def _plain(self, data: Dataset, left: list[int], keeper: Keeper) -> float | None:
+        """Plain prefill, measured once a run, on a server that is known to record our requests only."""
+        record = keeper.target.record
+        wanted = self.settings.baseline_s > 0 and record is not None and record.dump is not None
+        if self.job.plain_tok_s is not None or not wanted or (record and record.dump and record.dump.record_all):
+            return self.job.plain_tok_s
+        rows = preflight.baseline_rows(data.samples(left), self.settings)
+        data.tally = type(data.tally)()
+        self.job = msgspec.structs.replace(self.job, plain_tok_s=preflight.plain_prefill(keeper, rows, self.settings))
+        self.files.save(self.job)
+        return self.job.plain_tok_s
+
+    def _numbers(self, writer: DatasetWriter, guess: Estimate, gate: Gate, plain: float | None) -> Preflight:
+        states = writer.record.states
+        return Preflight(
+            time=time.time(),
+            rows=len(writer.record.rows()),
+            done=len(writer.index),
+            tokens=guess.tokens,
+            tokens_low=guess.tokens_low,
+            looked_at=guess.looked_at,
+            bytes_per_token=states.bytes_per_token,
+            bytes_needed=guess.tokens * states.bytes_per_token,
+            free_bytes=free_bytes(self.settings.folder),
+            min_free_bytes=self.settings.min_free_bytes,
+            dump_free_bytes=free_bytes(gate.dump_dir),
+            high_water_bytes=gate.high_water,
+            longest=guess.longest,
+            after_block=states.after_block,
+            plain_tok_s=plain,
+        )
+
+    def _end(self, writer: DatasetWriter) -> Ended:
+        """Make the side files, and say what there is."""
+        writer.finalise()
+        for left in leftovers(self.settings.folder):
+            left.unlink(missing_ok=True)
+        lines = writer.index.lines()
+        whole = [line for line in lines if line.status == "written"]
+        missing = len(writer.record.rows()) - len(lines)
+        bad = sum(line.status == "quarantined" for line in lines)
+        text = (
+            f"{len(whole):,} samples, {sum(line.tokens for line in whole):,} tokens, "
+            f"{size(sum(line.nbytes for line in whole))} in {self.settings.out}"
+        )
+        text += f"; {len(lines) - len(whole) - bad} rows refused" if len(lines) - len(whole) - bad else ""
+        text += f"; {bad} in quarantine, {writer.quarantine}" if bad else ""
+        if missing:
+            step = f"hsbench extract --resume {self.settings.out}"
+            return Ended(time=time.time(), state="stopped", message=f"{text}; {missing:,} rows to go", next_step=step)
+        return Ended(
+            time=time.time(), state="done", message=text, next_step=f"hsbench verify {self.settings.out} --all"
+        )
+
+
+def _described(data: Dataset, shard: tuple[int, int]) -> str:
+    part = "" if shard == (0, 1) else f", shard {shard[0]}/{shard[1]}"
+    return f"{data.settings.path}: {data.rows:,} rows of {data.form}{part}; loss mask from {data.mask}"
+
+
+def _note(text: str) -> Told:
+    return Told(time=time.time(), text=text)
+
+
+def _told(events: Generator[ServerEvent, None, None]) -> Iterator[Told]:
+    for event in events:
+        yield _note(describe(event))
+
+
+def _news(old: RunRecord, new: RunRecord) -> Iterator[Told]:
+    """What is not the same as when the run began, and need not be."""
+    for what, was, now in (
+        ("SGLang", old.engine.sglang_version, new.engine.sglang_version),
+        ("the patch", (old.engine.patch_hash or "")[:12], (new.engine.patch_hash or "")[:12]),
+        ("tensor parallelism", old.engine.tp_size, new.engine.tp_size),
+        ("flags", " ".join(old.engine.flags), " ".join(new.engine.flags)),
+    ):
+        if was != now:
+            text = f"{what} differs from the run's beginning: {was}, now {now}; states may differ in the last bits"
+            yield Told(time=time.time(), text=text, level="warning")
