@@ -3,14 +3,17 @@
 HSBENCH_TEST_KILLS sets how many times something is killed; a few by default, since a server takes half a minute to start.
 """
 
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +133,153 @@ def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
     own, disturbed = max(distances(undisturbed, repeat)), max(distances(undisturbed, out))
     print(f"repeatability {own:.4f}, killed {disturbed:.4f}, kills {killed}")
     assert disturbed <= max(2 * own, 0.02)
+
+
+@contextmanager
+def small(folder: Path, size: str) -> Iterator[Path]:
+    """A tmpfs on a folder."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all the room there is."""
+    ballast = folder / "ballast"
+    with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+def last_picture(out: Path) -> dict[str, Any]:
+    lines = (out / ".hsbench/events.jsonl").read_text().splitlines() if (out / ".hsbench").exists() else []
+    pictures = [event for event in map(json.loads, lines) if event["type"] == "Progress"]
+    return pictures[-1] if pictures else {"state": "", "why": "", "written": 0}
+
+
+def wait_for(job: Job, out: Path, state: str, written: int = 0, seconds: float = 120) -> dict[str, Any]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        picture = last_picture(out)
+        if picture["state"] == state and picture["written"] >= written:
+            return picture
+        assert job.running(), job.log.read_text()[-3000:]
+        time.sleep(0.1)
+    raise AssertionError(f"never {state} with {written}: {picture}\n{job.log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="module")
+def some(data: Path) -> Path:
+    """The first rows of the data set."""
+    path = data.parent / "some.jsonl"
+    path.write_text("".join(data.read_text().splitlines(keepends=True)[:SOME]))
+    return path
+
+
+SOME = 60
+
+
+def test_a_full_disk_pauses_the_run_and_loses_nothing(hsbench: Command, server: str, some: Path) -> None:
+    with small(some.parent / "disk", "40m") as disk:
+        out = disk / "out"
+        job = Job(hsbench, str(some), "--out", str(out), *options(out, 4)[2:], "--min-free", "0.0")
+        job.start()
+        wait_for(job, out, "running", written=3)
+        ballast = fill(disk)
+        picture = wait_for(job, out, "paused")
+        assert str(disk) in picture["why"]
+        assert job.running()
+        job.kill()
+        ballast.unlink()
+        assert job.finish() == 0, job.log.read_text()[-3000:]
+        assert set(index_of(out)) == set(range(SOME))
+        assert hsbench.json("verify", str(out), "--all")["verdict"] == "ok"
+
+
+def test_a_full_dump_folder_holds_requests_back_and_loses_nothing(hsbench: Command, server: str, some: Path) -> None:
+    out = some.parent / "backed_up"
+    with small(hsbench.home / "dumps", "3m") as dumps:
+        job = Job(hsbench, str(some), *options(out, 8))
+        job.start()
+        picture = wait_for(job, out, "running", written=3)
+        assert 0 < picture["high_water_bytes"] <= 1_600_000
+        ballast = fill(dumps)
+        picture = wait_for(job, out, "paused")
+        assert str(dumps) in picture["why"]
+        ballast.unlink()
+        assert job.finish() == 0, job.log.read_text()[-3000:]
+    assert set(index_of(out)) == set(range(SOME))
+    assert not [line for line in index_of(out).values() if line["status"] != "written"]
+    assert hsbench.json("verify", str(out), "--all")["verdict"] == "ok"
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers(hsbench: Command, server: str, some: Path) -> None:
+    with small(some.parent / "tiny", "2m") as disk:
+        done = hsbench("extract", str(some), *options(disk / "out", 4))
+        assert done.returncode == 6
+        assert "4,608 B" in done.stderr
+        assert "of which" in done.stderr
+        assert "Traceback" not in done.stderr
+    with small(hsbench.home / "dumps", "1m"):
+        done = hsbench("extract", str(some), *options(some.parent / "never", 4))
+        assert done.returncode == 6
+        assert "longest sample alone takes" in done.stderr
+
+
+def test_another_data_set_or_other_layers_are_refused_with_what_differs(
+    hsbench: Command, undisturbed: Path, data: Path, some: Path
+) -> None:
+    other = hsbench("extract", str(some), *options(undisturbed, 8), "--foreground")
+    assert (other.returncode, "rows: 200, now 60" in other.stderr) == (2, True)
+    layers = hsbench("extract", str(data), *options(undisturbed, 8), "--layers", "1,2,3", "--foreground")
+    assert (layers.returncode, "blocks: [2, 15, 27], now [1, 2, 3]" in layers.stderr) == (2, True)
+    changed = data.read_text()
+    try:
+        data.write_text(changed.replace("return", "yield ", 1))
+        other = hsbench("extract", "--resume", str(undisturbed), "--foreground")
+        assert (other.returncode, "other contents" in other.stderr) == (2, True)
+    finally:
+        data.write_text(changed)
+    before = (undisturbed / "index.jsonl").read_bytes()
+    assert "200 of 200 rows are done" in hsbench("extract", "--resume", str(undisturbed), "--foreground").stderr
+    assert (undisturbed / "index.jsonl").read_bytes() == before
+
+
+def test_a_lost_and_a_cut_file_are_made_again(hsbench: Command, server: str, undisturbed: Path, data: Path) -> None:
+    out = data.parent / "damaged"
+    shutil.copytree(undisturbed, out)
+    files = sorted((out / "rows_0-2000").glob("data_*.pt"))
+    files[3].unlink()
+    os.truncate(files[7], 1000)
+    (out / "rows_0-2000/data_9999.pt").write_bytes(b"left over")
+    job = json.loads((out / ".hsbench/job.json").read_text())
+    job["settings"]["out"] = str(out)
+    (out / ".hsbench/job.json").write_text(json.dumps(job))
+    assert "2 samples whose file is gone" in hsbench("extract", "--resume", str(out), "--foreground").stderr
+    report = hsbench.json("verify", str(out), "--all")
+    assert (report["verdict"], report["checked"]) == ("ok", ROWS)
+
+
+def test_a_detached_job_is_watched_paused_and_stopped(hsbench: Command, server: str, data: Path) -> None:
+    out = data.parent / "detached"
+    assert hsbench.ok("extract", str(data), *options(out, 4)).strip() == str(out)
+    busy = hsbench("extract", str(data), *options(out, 4))
+    assert (busy.returncode, "a job already writes into" in busy.stderr) == (2, True)
+    hsbench.ok("job", "pause", str(out))
+    end = time.monotonic() + 60
+    while last_picture(out)["state"] != "paused" and time.monotonic() < end:
+        time.sleep(0.1)
+    paused = last_picture(out)
+    assert (paused["state"], paused["waiting_bytes"]) == ("paused", 0)
+    hsbench.ok("job", "continue", str(out))
+    hsbench.ok("job", "stop", str(out))
+    ended = json.loads((out / ".hsbench/events.jsonl").read_text().splitlines()[-1])
+    assert (ended["type"], ended["state"]) == ("Ended", "stopped")
+    listed = [json.loads(line) for line in hsbench.ok("job", "list", "--json").splitlines()]
+    assert {"state": "stopped", "pid": None, "rows": ROWS}.items() <= next(
+        one for one in listed if one["folder"] == str(out)
+    ).items()

@@ -14,7 +14,7 @@ from probes.dumps import list_dumps, load, read_meta
 from probes.errors import DumpError
 from tests.unit.probes_support import IDS, made_up, write_dump
 from tests.unit.test_recorder import batch, dumps, forward
-from workbench.probe.capture import is_chain, _whole
+from workbench.probe.capture import _whole, is_chain
 from workbench.probe.session import Target
 
 

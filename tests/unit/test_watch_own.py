@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.watch_support import T0, job_file, make_job, picture, preflight, tell
 from workbench.errors import UsageError
-from workbench.extract.job.events import Ended, JobEvent, Slow, Told
+from workbench.extract.job.events import Ended, JobEvent, Progress, Slow, Told
 from workbench.extract.watch.own import Known, OwnRun, take, view
 from workbench.extract.watch.view import HISTORY, RunView
 
@@ -70,6 +70,15 @@ def test_a_new_start_begins_its_own_series(told: bool) -> None:
     assert found.tokens == 110_000
 
 
+def test_a_start_that_has_no_counts_yet_leaves_the_earlier_ones() -> None:
+    begun = Progress(time=T0 + 31, state="preflight")
+    old = (picture(10, 1000), Ended(time=T0 + 20, state="stopped", message="by hand"))
+    found = seen(*old, begun, now=T0 + 300, started=T0 + 30)
+    assert (found.state, found.why, found.rows, found.written, found.tok_s_avg) == ("preflight", "", 1000, 10, None)
+    first = seen(begun)
+    assert (first.state, first.rows, first.written) == ("preflight", None, 0)
+
+
 def test_before_the_first_picture() -> None:
     found = seen(preflight(done=20))
     assert (found.state, found.rows, found.written, found.tok_s_avg) == ("preflight", 1000, 20, None)
@@ -125,16 +134,16 @@ def test_the_history_is_bounded_and_in_seconds_of_work() -> None:
 
 
 def test_only_new_events_are_read_and_half_a_line_waits(tmp_path: Path) -> None:
-    files = make_job(tmp_path, [preflight(), picture(10, 1000)])
+    files = make_job(tmp_path, [Told(time=T0, text="once", level="error"), preflight(), picture(10, 1000)])
     run = OwnRun(tmp_path)
     assert run.look().tokens == 1000
     tell(files, picture(20, 3000))
     with open(files.events, "ab") as file:
         file.write(b'{"type":"Progress","time":')
     assert run.look().tokens == 3000
-    assert files.events.stat().st_size > 0
-    files.events.write_bytes(files.events.read_bytes().replace(b'"tokens":1000', b'"tokens":9999'))
-    assert run.look().tokens == 3000
+    tell(files, picture(30, 4000))  # ends the half line first, as a start after a kill does
+    found = run.look()
+    assert (found.tokens, len(found.messages)) == (4000, 1)
     files.job.unlink()
     with pytest.raises(UsageError, match="gone"):
         run.look()

@@ -27,8 +27,6 @@ from workbench.extract.job.settings import ExtractSettings
 from workbench.server import processes
 
 FOLDER = ".hsbench"
-LINE_AT_MOST = 8192
-"""Bytes of an event's line; a picture with its slowest samples takes about 900."""
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,5 +92,4 @@ def _highest(folder: str, prefix: str, suffix: str, low: int) -> int:
             low = middle
         else:
             high = middle
-    there = [more for more in range(HOLES) if os.path.exists(_name(folder, prefix, low + more, suffix))]
-    return low + max(there, default=0)
+    return low  # near `low` is one, near `low + 1` none: it is there itself

@@ -206,7 +206,7 @@ def _count_rows(folders: list[tuple[int, int, str]], shard: tuple[int, int]) -> 
     last = Counted(0, -1)
     while folders and not last.total:
         last = numbered(folders.pop()[2], "data_", SAMPLE_SUFFIXES)
-    before = sum(numbered(path, "data_", SAMPLE_SUFFIXES).total for _, _, path in folders)
+    before = sum(_rows_between(start, end, shard) for start, end, _ in folders)
     oldest = last.oldest
     if folders and last.newest:
         suffix = os.path.splitext(last.newest[0])[1]

@@ -17,7 +17,9 @@ from workbench.extract.watch.view import HISTORY, MESSAGES, NOW_S, RunView
 BIN_S = 5.0
 """Seconds of work that one point of the history stands for, at least."""
 SILENT_S = 30.0
-"""A job tells where it is every few seconds; after this long without, that is worth a word."""
+"""A job at work tells where it is every few seconds; after this long without, that is worth a word."""
+STARTING: frozenset[str] = frozenset({"preflight", "restarting"})
+"""States in which a server's start may take minutes without a word."""
 
 
 class Point(NamedTuple):
@@ -59,6 +61,8 @@ def take(known: Known, event: JobEvent) -> Known:
         return change(known, state=event.state, ended=event)
     if isinstance(event, Told):
         return known if event.level == "note" else change(known, told=(*known.told, event)[-MESSAGES:])
+    if not event.rows:  # a start tells that it began before it knows a count
+        return change(known, state=event.state, ended=None, window=())
     point = Point(event.seconds_here, event.tokens_here, event.bytes_here, event.samples_here)
     fresh = not known.window or point.seconds < known.window[-1].seconds or point.samples < known.window[-1].samples
     window = _slide(() if fresh else known.window, point)
@@ -118,7 +122,7 @@ def _state(known: Known, job: JobFile, running: bool, now: float) -> dict[str, A
     if known.ended is not None or known.last < job.started:
         return {"state": "preflight"}
     silent = now - known.last
-    if silent > SILENT_S:
+    if silent > SILENT_S and known.state not in STARTING:
         return {"state": known.state, "why": f"the job told nothing for {silent:.0f} s"}
     return {"state": known.state, "why": known.progress.why if known.progress and known.state != "preflight" else ""}
 
