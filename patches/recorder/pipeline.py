@@ -252,6 +252,8 @@ class Recorder:
                     **self.engine,
                 }
             self.store.publish_status(status)
+            if not self.store.say_errors():
+                self._dirty.set()
             time.sleep(STATUS_INTERVAL_S)
 
 

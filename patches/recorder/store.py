@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import errno
 import json
 import os
 import re
@@ -17,6 +19,9 @@ import torch
 
 from .passes import Slot
 
+UNSAID = 10_000
+"""Lines about failures that are kept while the disk takes none."""
+
 
 class DumpStore:
     """The dump folder: numbering, atomic publication, index, errors and status."""
@@ -24,6 +29,8 @@ class DumpStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
+        self._saying = threading.Lock()
+        self._unsaid: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=UNSAID)
         folder.mkdir(parents=True, exist_ok=True)
         self._next = 1 + max(self._numbers(), default=-1)
 
@@ -49,9 +56,12 @@ class DumpStore:
             raise
         size = sum(entry["nbytes"] for entry in meta["tensors"].values())
         line = {"n": number, "request_id": request_id, "nbytes": size, "pass": meta["pass"]["index"]}
-        self._append(
-            "index.jsonl", {**line, **{key: meta.get(key, 0) for key in ("num_tokens", "prefix_len", "chunk")}}
-        )
+        more = {key: meta.get(key, 0) for key in ("num_tokens", "prefix_len", "chunk")}
+        try:
+            self._append("index.jsonl", {**line, **more})
+        except BaseException:  # a dump that no consumer can find would lie there for ever
+            shutil.rmtree(self.folder / f"req_{number}", ignore_errors=True)
+            raise
         return int(size)
 
     def _claim(self) -> tuple[int, Path]:
@@ -65,8 +75,21 @@ class DumpStore:
                         return number, building
 
     def note_error(self, line: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            self._append("errors.jsonl", line)
+        """Add a line to errors.jsonl; one that a full disk does not take is kept for `say_errors`."""
+        with self._saying:
+            self._unsaid.append(line)
+        self.say_errors()
+
+    def say_errors(self) -> bool:
+        """Write the lines that are kept; whether none is left."""
+        with self._saying:
+            while self._unsaid:
+                try:
+                    self._append("errors.jsonl", self._unsaid[0])
+                except OSError:
+                    return False
+                self._unsaid.popleft()
+        return True
 
     def publish_status(self, status: Mapping[str, Any]) -> None:
         """Replace recorder.json; a full disk must not end the status thread."""
@@ -76,10 +99,16 @@ class DumpStore:
             os.replace(building, self.folder / "recorder.json")
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        """One write of a whole line, so that a reader and a second writer never see half of one."""
+        """One write of a whole line, so that a reader and a second writer never see half of one.
+
+        A full disk may take half a line; it is taken back.
+        """
         data = (json.dumps(line) + "\n").encode()
         with self._lock, open(self.folder / name, "ab", buffering=0) as file:
-            file.write(data)
+            start = os.fstat(file.fileno()).st_size
+            if file.write(data) != len(data):
+                file.truncate(start)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / name))
 
 
 def _save(folder: Path, slot: Slot, tensor: torch.Tensor) -> dict[str, Any]:

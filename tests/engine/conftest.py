@@ -18,6 +18,18 @@ FAULTS = Path(__file__).parent / "faults"
 LAYERS = (2, 15, 27)
 
 
+OWN_SERVERS = {"test_chunks.py", "test_cpu_platform.py", "test_families.py", "test_supervision.py"}
+"""Modules that start servers of their own; they run beside those that share one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two processes for the tests of this folder, each with at most one shared server."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            group = "own servers" if item.path.name in OWN_SERVERS else "shared server"
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 class Command:
     """Runs `hsbench` as a user does: a process of its own, in an environment of its own."""
 

@@ -1,6 +1,7 @@
 """The extraction job against a real SGLang: killed at random moments, paused by full folders, resumed, and compared.
 
-HSBENCH_TEST_KILLS sets how many times something is killed; a few by default, since a server takes half a minute to start.
+HSBENCH_TEST_KILLS sets how many times something is killed; a few by default, since a server takes half a minute to
+start.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def distances(one: Path, other: Path) -> Iterator[float]:
 
 
 def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
-    hsbench: Command, server: str, data: Path, undisturbed: Path
+    hsbench: Command, server: str, data: Path, undisturbed: Path, record_property: Callable[[str, object], None]
 ) -> None:
     chance = random.Random(SEED)
     victims = ["server"] * SERVER_KILLS + ["job"] * (KILLS - SERVER_KILLS)
@@ -131,7 +132,7 @@ def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
     repeat = data.parent / "repeat"
     hsbench.ok("extract", str(data), *options(repeat, 5), "--foreground")
     own, disturbed = max(distances(undisturbed, repeat)), max(distances(undisturbed, out))
-    print(f"repeatability {own:.4f}, killed {disturbed:.4f}, kills {killed}")
+    record_property("distances", {"repeated": own, "killed": disturbed, "kills": killed})
     assert disturbed <= max(2 * own, 0.02)
 
 
@@ -227,7 +228,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers(hsbench: Command, server: s
     with small(hsbench.home / "dumps", "1m"):
         done = hsbench("extract", str(some), *options(some.parent / "never", 4))
         assert done.returncode == 6
-        assert "longest sample alone takes" in done.stderr
+        assert "MB needed" in done.stderr
 
 
 def test_another_data_set_or_other_layers_are_refused_with_what_differs(
@@ -275,6 +276,8 @@ def test_a_detached_job_is_watched_paused_and_stopped(hsbench: Command, server: 
         time.sleep(0.1)
     paused = last_picture(out)
     assert (paused["state"], paused["waiting_bytes"]) == ("paused", 0)
+    seen = hsbench.json("watch", str(out), "--once")
+    assert (seen["kind"], seen["state"], seen["rows"]) == ("own", "paused", ROWS)
     hsbench.ok("job", "continue", str(out))
     hsbench.ok("job", "stop", str(out))
     ended = json.loads((out / ".hsbench/events.jsonl").read_text().splitlines()[-1])

@@ -1,10 +1,14 @@
 """The recorder with a stand-in for the engine's batch: gate, rows, files, failures. No SGLang is needed."""
 
+import contextlib
 import json
+import resource
+import signal
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -305,3 +309,52 @@ def test_it_needs_only_torch_and_the_standard_library(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-I", "-c", code, str(tmp_path)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "['alone']"
+
+
+def test_a_full_folder_loses_no_word_and_leaves_no_dump_without_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DumpStore(tmp_path)
+    full = True
+    append = DumpStore._append
+
+    def when_there_is_room(self: DumpStore, name: str, line: Any) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        append(self, name, line)
+
+    monkeypatch.setattr(DumpStore, "_append", when_there_is_room)
+    with pytest.raises(OSError, match="No space left"):
+        store.write("hs-a", [], {"pass": {"index": 0}})
+    store.note_error({"request_id": "hs-a"})
+    store.note_error({"request_id": "hs-b"})
+    assert not store.say_errors()
+    assert list(tmp_path.iterdir()) == []
+    full = False
+    assert store.say_errors()
+    said = [json.loads(line)["request_id"] for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
+    assert said == ["hs-a", "hs-b"]
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
+    with limited_file_size(100):
+        store = DumpStore(tmp_path)
+        store.note_error({"request_id": "hs-a", "error": "x" * 40})
+        store.note_error({"request_id": "hs-b", "error": "y" * 40})
+    assert len((tmp_path / "errors.jsonl").read_text().splitlines()) == 1
+    assert store.say_errors()
+    lines = (tmp_path / "errors.jsonl").read_text().splitlines()
+    assert [json.loads(line)["request_id"] for line in lines] == ["hs-a", "hs-b"]
+
+
+@contextlib.contextmanager
+def limited_file_size(nbytes: int) -> Iterator[None]:
+    """Files may not grow beyond this: a write that would is cut, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)

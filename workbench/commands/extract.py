@@ -13,6 +13,7 @@ from workbench.errors import UsageError
 from workbench.server.specs import CAPTURE_HELP, ROUTES
 
 if TYPE_CHECKING:
+    from workbench.extract.job.files import Request
     from workbench.extract.job.settings import ExtractSettings
 
 FORMATS = ("speculators-v1", "speculators", "specforge")
@@ -44,6 +45,7 @@ class Shard(click.ParamType[Any]):
 @click.option("--out", metavar="DIR", help="Where the data set goes.")
 @click.option("--resume", metavar="DIR", help="Go on with the job of DIR; other options given here replace its own.")
 @click.option("--preview", type=click.IntRange(min=1), metavar="N", help="Show the first N rows with their loss mask.")
+@click.option("--requested", metavar="DIR", hidden=True, help="Do what request.json asks for.")
 @click.option("--foreground", is_flag=True, help="Do the job in this process instead of a detached one.")
 @click.option("--format", type=click.Choice(FORMATS), default="speculators-v1", show_default=True)
 @click.option("--layers", metavar="BLOCKS", help="Blocks whose outputs are taken [default: the server's].")
@@ -75,14 +77,25 @@ def extract(data: str | None, preview: int | None, as_json: bool, resume: str | 
     hsbench watch DIR shows it, hsbench job stop DIR ends it, and the same command again, or --resume DIR, goes on
     after whatever ended it.
     """
+    from workbench.extract.job.files import Request
+
     if preview is not None:
         if data is None:
             raise UsageError("--preview needs DATA", "hsbench extract DATA --preview 3")
         kept = {name: rest[name] for name in ("max_seq_len", "form")}
         return _preview(data, preview, as_json, model=rest["model"], python=rest["python"], **kept)
-    foreground = rest.pop("foreground")
+    requested, foreground = rest.pop("requested"), rest.pop("foreground")
+    if requested is not None:
+        return _in_foreground(_requested(requested), as_json)
     settings = _resumed(resume, data, rest) if resume is not None else _asked(data, rest)
-    return _in_foreground(settings, as_json) if foreground else _detached(settings, as_json)
+    request = Request(settings=settings, command=" ".join(sys.argv))
+    return _in_foreground(request, as_json) if foreground else _detached(request, as_json)
+
+
+def _requested(folder: str) -> "Request":
+    from workbench.extract.job.files import JobFiles
+
+    return JobFiles(Path(folder)).load_request()
 
 
 def _asked(data: str | None, rest: dict[str, Any]) -> "ExtractSettings":
@@ -151,26 +164,26 @@ def _model(model: str | None, python: str | None) -> str | None:
     return str(demo.ensure_demo_model(python, False, lambda event: output.narrate(demo.describe(event))))
 
 
-def _in_foreground(settings: "ExtractSettings", as_json: bool) -> int:
+def _in_foreground(request: "Request", as_json: bool) -> int:
     from workbench.extract.job.events import Ended
     from workbench.extract.job.run import Control, run
 
     control = Control()
     control.on_signals()
     code = 0
-    for event in run(settings, control):
+    for event in run(request, control):
         _show(event, as_json)
         code = event.exit_code if isinstance(event, Ended) else code
     return code
 
 
-def _detached(settings: "ExtractSettings", as_json: bool) -> int:
+def _detached(request: "Request", as_json: bool) -> int:
     from workbench.extract.job import detach
     from workbench.extract.job.events import Ended
     from workbench.extract.job.files import JobFiles
 
-    files = JobFiles(settings.folder)
-    detach.write_down(files, settings, " ".join(sys.argv))
+    files = JobFiles(request.settings.folder)
+    detach.ask(files, request)
     offset = files.events.stat().st_size if files.events.exists() else 0
     process = detach.start(files)
     output.narrate(f"the job is process {process.pid}, log {files.log}")
@@ -179,12 +192,12 @@ def _detached(settings: "ExtractSettings", as_json: bool) -> int:
         for event in detach.until_running(files, process, offset):
             _show(event, as_json)
     except KeyboardInterrupt:
-        output.narrate(f"the job goes on; hsbench job stop {settings.out} ends it")
+        output.narrate(f"the job goes on; hsbench job stop {files.out} ends it")
         raise
     if not isinstance(event, Ended):
-        output.narrate(f"it runs on by itself: hsbench watch {settings.out}")
+        output.narrate(f"it runs on by itself: hsbench watch {files.out}")
     if not as_json:
-        output.data(settings.out)
+        output.data(str(files.out))
     return event.exit_code if isinstance(event, Ended) else 0
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -13,9 +12,8 @@ import psutil
 
 from workbench.errors import HsbenchError, ServerError
 from workbench.exitcodes import ExitCode
-from workbench.extract.job import roster
 from workbench.extract.job.events import Ended, JobEvent, Progress
-from workbench.extract.job.files import JobFile, JobFiles, recent
+from workbench.extract.job.files import JobFiles, Request, recent
 from workbench.extract.job.settings import ExtractSettings
 from workbench.server import processes
 from workbench.server.log import tail
@@ -32,32 +30,19 @@ class JobFailed(HsbenchError):
         self.exit_code = ExitCode(code) if code in list(ExitCode) else ExitCode.INTERNAL
 
 
-def write_down(files: JobFiles, settings: ExtractSettings, command: str) -> None:
-    """Keep the settings for the process that will do the job.
+def ask(files: JobFiles, request: Request) -> None:
+    """Keep the request for the process that will do the job.
 
     Raises:
         UsageError: a job runs there already, or the folder cannot be written.
     """
     with files.locked():
-        before = files.load()
-        me = psutil.Process()
-        job = JobFile(
-            run=before.run if before else secrets.token_hex(3),
-            start=before.start if before else 0,
-            pid=me.pid,
-            since_boot=processes.since_boot(me),
-            started=time.time(),
-            settings=settings,
-            command=command,
-            plain_tok_s=before.plain_tok_s if before else None,
-        )
-        files.save(job)
-        roster.note(files.out)
+        files.save_request(request)
 
 
 def start(files: JobFiles) -> subprocess.Popen[bytes]:
-    """Run the job that is written down in a session of its own."""
-    command = [sys.executable, "-m", "workbench.cli", "extract", "--resume", str(files.out), "--foreground"]
+    """Run the job that was asked for in a session of its own."""
+    command = [sys.executable, "-m", "workbench.cli", "extract", "--requested", str(files.out)]
     with open(files.log, "ab") as log:
         return processes.Detached(
             command,

@@ -4,6 +4,7 @@
 
     DIR/.hsbench/
       job.json       JobFile, replaced as a whole
+      request.json   Request: what is asked of the next start; becomes the job's once it was not refused
       events.jsonl   JobEvent, one a line, appended
       job.log        what a detached job writes to stdout and stderr
       lock           held by the process that writes the data set; freed by the kernel when it dies
@@ -29,6 +30,13 @@ from workbench.server import processes
 FOLDER = ".hsbench"
 
 
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked for, and how they said it."""
+
+    settings: ExtractSettings
+    command: str = ""
+
+
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     """A job's identity. The process named is the last one that wrote here."""
 
@@ -41,8 +49,11 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     """With `pid`, the process's identity: see `workbench.server.processes`."""
     started: float
     settings: ExtractSettings
+    """Of the last start that was not refused; of the first one otherwise."""
     command: str = ""
     """What a person typed."""
+    accepted: bool = False
+    """Some start was not refused."""
     dump_dir: str = ""
     server: str = ""
     """URL of the server in use."""
@@ -76,6 +87,24 @@ class JobFiles:
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"{self.job} cannot be read: {error}", "was it written by this release?") from error
+
+    def load_request(self) -> Request:
+        """What the next start is asked for.
+
+        Raises:
+            UsageError: nothing is.
+        """
+        try:
+            return msgspec.json.decode((self.folder / "request.json").read_bytes(), type=Request)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UsageError(
+                f"no job was asked for in {self.out}: {error}", "hsbench extract DATA --out DIR"
+            ) from error
+
+    def save_request(self, request: Request) -> None:
+        """Replace `request.json`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_bytes(self.folder / "request.json", msgspec.json.format(msgspec.json.encode(request)))
 
     def save(self, job: JobFile) -> None:
         """Replace `job.json`."""

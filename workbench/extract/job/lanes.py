@@ -10,11 +10,14 @@ from pathlib import Path
 from workbench.errors import HsbenchError, Missing, ServerError
 from workbench.extract.job.arrivals import Arrivals, Expected
 from workbench.extract.job.attempt import Attempt, Finished, NoDump, NotWritten, Outcome
+from workbench.extract.job.gate import SPARE_BYTES, free_bytes
 from workbench.extract.job.keeper import Keeper
 from workbench.extract.writer import DatasetWriter
 from workbench.probe.capture import is_chain, no_dump
 
 LOOK_S = 0.2
+FULL_S = 5.0
+"""A recorder whose folder is full cannot even write that down; it is believed to have failed after so long."""
 
 
 class ServerGone(ServerError):
@@ -87,18 +90,21 @@ class Lanes:
         expected = self._arrivals.expect(attempt.next_id(self._prefix), len(ids))
         try:
             self._keeper.client.generate(list(ids), expected.request_id, timeout=self.timeout_s)
-            self._await(expected)
+            self._await(expected, attempt.nbytes)
         except BaseException:
             self._arrivals.give_up(expected)
             raise
         return self._whole(expected)
 
-    def _await(self, expected: Expected) -> None:
-        deadline = time.monotonic() + self.timeout_s
+    def _await(self, expected: Expected, nbytes: int) -> None:
+        began = time.monotonic()
         while not expected.came.wait(LOOK_S):
             if self.server_gone.is_set():
                 raise ServerGone("the server ended before the dump was written")
-            if time.monotonic() >= deadline:
+            waited = time.monotonic() - began
+            if waited >= FULL_S and free_bytes(self._arrivals.dump_dir) < nbytes + SPARE_BYTES:
+                raise Missing(f"no dump came, and the dump folder {self._arrivals.dump_dir} is full")
+            if waited >= self.timeout_s:
                 break
         if not expected.folders:
             raise no_dump(self._keeper.target, expected.request_id, expected.tokens)

@@ -10,7 +10,7 @@ from typing import Any
 import workbench
 from workbench.errors import CheckFailed, HsbenchError, Missing, UsageError
 from workbench.extract.job.estimate import Estimate
-from workbench.extract.job.files import JobFile
+from workbench.extract.job.files import Request
 from workbench.extract.job.gate import SPARE_BYTES, free_bytes
 from workbench.extract.job.keeper import Keeper
 from workbench.extract.job.settings import GIB, ExtractSettings
@@ -98,9 +98,9 @@ def _listed(values: Any) -> str:
     return ",".join(map(str, values))
 
 
-def describe_run(job: JobFile, source: Source, keeper: Keeper, got: Capture, worker: Worker) -> RunRecord:
+def describe_run(request: Request, source: Source, keeper: Keeper, got: Capture, worker: Worker) -> RunRecord:
     """The run's record, from the probe and from what the server says of itself."""
-    target, meta, settings = keeper.target, got.meta, job.settings
+    target, meta, settings = keeper.target, got.meta, request.settings
     info: dict[str, Any] = {}
     with contextlib.suppress(HsbenchError):
         info = keeper.client.server_info()
@@ -122,7 +122,7 @@ def describe_run(job: JobFile, source: Source, keeper: Keeper, got: Capture, wor
         engine=engine,
         shard=settings.shard,
         created=time.time(),
-        command=job.command,
+        command=request.command,
         hsbench_version=workbench.__version__,
     )
 

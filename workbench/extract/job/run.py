@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import psutil
 
 from workbench.errors import HsbenchError
+from workbench.extract.job import roster
 from workbench.extract.job.events import Ended, JobEvent
-from workbench.extract.job.files import JobFile, JobFiles, Journal
-from workbench.extract.job.settings import ExtractSettings
+from workbench.extract.job.files import JobFile, JobFiles, Journal, Request
 from workbench.extract.job.start import Start
 from workbench.server import processes
 
@@ -36,18 +36,18 @@ class Control:
             signal.signal(number, stop)
 
 
-def run(settings: ExtractSettings, control: Control) -> Iterator[JobEvent]:
+def run(request: Request, control: Control) -> Iterator[JobEvent]:
     """Extract, or go on with what was begun. Ends with an `Ended`, or raises after writing one down.
 
     Raises:
         HsbenchError: see `workbench.errors`. Nothing that was finished is lost by it.
     """
-    files = JobFiles(settings.folder)
+    files = JobFiles(request.settings.folder)
     with files.locked():
-        job = _begin(files, settings)
+        job = _begin(files, request)
         journal = Journal(files)
         try:
-            for event in Start(files, job, lambda: control.stopping).events():
+            for event in Start(files, job, request, lambda: control.stopping).events():
                 journal.append(event)
                 yield event
         except HsbenchError as error:
@@ -67,19 +67,24 @@ def _failed(message: str, next_step: str, code: int) -> Ended:
     return Ended(time=time.time(), state="failed", message=message, next_step=next_step, exit_code=code)
 
 
-def _begin(files: JobFiles, settings: ExtractSettings) -> JobFile:
-    """Write down that this process does the job now."""
+def _begin(files: JobFiles, request: Request) -> JobFile:
+    """Write down that this process does the job now. Its settings are replaced only once they are not refused."""
     before = files.load()
     me = psutil.Process()
+    kept = before if before is not None and before.accepted else None
     job = JobFile(
         run=before.run if before else secrets.token_hex(3),
         start=before.start + 1 if before else 1,
         pid=me.pid,
         since_boot=processes.since_boot(me),
         started=time.time(),
-        settings=settings,
-        command=before.command if before else "",
+        settings=kept.settings if kept else request.settings,
+        command=kept.command if kept else request.command,
+        accepted=kept is not None,
+        dump_dir=kept.dump_dir if kept else "",
+        server=kept.server if kept else "",
         plain_tok_s=before.plain_tok_s if before else None,
     )
     files.save(job)
+    roster.note(files.out)
     return job

@@ -13,7 +13,7 @@ from workbench.extract.job import preflight
 from workbench.extract.job.arrivals import Arrivals
 from workbench.extract.job.estimate import Estimate, estimate
 from workbench.extract.job.events import Ended, JobEvent, Preflight, Progress, Told
-from workbench.extract.job.files import JobFile, JobFiles
+from workbench.extract.job.files import JobFile, JobFiles, Request
 from workbench.extract.job.flow import Flow, Limits, Parts
 from workbench.extract.job.gate import Gate, free_bytes
 from workbench.extract.job.keeper import Keeper
@@ -37,12 +37,13 @@ class Start:
     Args:
         files: The job's folder, locked.
         job: This start, written down there.
+        request: What is asked for.
         stopping: Whether to end in order.
     """
 
-    def __init__(self, files: JobFiles, job: JobFile, stopping: Callable[[], bool]) -> None:
-        self.files, self.job = files, job
-        self.settings = job.settings
+    def __init__(self, files: JobFiles, job: JobFile, request: Request, stopping: Callable[[], bool]) -> None:
+        self.files, self.job, self.request = files, job, request
+        self.settings = request.settings
         self._stopping = stopping
         self._stack = contextlib.ExitStack()
 
@@ -122,7 +123,7 @@ class Start:
         preflight.check_server(keeper)
         with pool.borrow() as worker:
             got = preflight.probe(keeper, guess.first, worker, self.settings.timeout_s)
-            record = preflight.describe_run(self.job, data.source(), keeper, got, worker)
+            record = preflight.describe_run(self.request, data.source(), keeper, got, worker)
         yield _note(f"the probe of row {guess.first.index} gave whole states, after blocks {record.states.after_block}")
         if writer is None:
             writer = self._writer(record, pool)
@@ -138,7 +139,12 @@ class Start:
         model = target.record.model if target.record is not None else self.settings.model
         self.settings = msgspec.structs.replace(self.settings, model=model, layers=record.states.after_block)
         self.job = msgspec.structs.replace(
-            self.job, settings=self.settings, dump_dir=target.dump_dir, server=target.url
+            self.job,
+            settings=self.settings,
+            command=self.request.command,
+            accepted=True,
+            dump_dir=target.dump_dir,
+            server=target.url,
         )
         self.files.save(self.job)
 
