@@ -19,6 +19,7 @@ SGLANG_HS_DUMP_FINAL    ``pre`` (default), ``post`` or ``both``: the last state 
 SGLANG_HS_DUMP_ALL      ``1`` records requests of any id, not only those whose id starts with ``hs-``
 SGLANG_HS_DUMP_WRITERS  number of writer threads, default 4
 SGLANG_HS_DUMP_WAIT_MB  bytes that may wait for the disk before prefill is held back, in MiB, default 4096
+SGLANG_HS_DUMP_PLAIN    ``1`` copies and saves inside the forward pass, only to measure what that costs
 SGLANG_HS_ROUTE         ``patch`` (default), ``plugin`` or ``builtin``: which copy of the recorder records; a
                         copy that the engine reaches by another route stays off
 ======================  ==================================================================================
@@ -120,12 +121,13 @@ def begin(model: Any, forward_batch: Any) -> Pass | None:
     recorder = _recorder if _started else _start()
     if recorder is None:
         return None
-    try:
-        return recorder.begin(model, forward_batch)
-    except Exception as error:
-        ours = [Span(str(rid), 0, 0, 0) for rid in forward_batch.rids or () if str(rid).startswith(OUR_PREFIX)]
-        recorder.fail(None, "begin", error, ours)
-        return None
+    with recorder.on_engine_thread():
+        try:
+            return recorder.begin(model, forward_batch)
+        except Exception as error:
+            ours = [Span(str(rid), 0, 0, 0) for rid in forward_batch.rids or () if str(rid).startswith(OUR_PREFIX)]
+            recorder.fail(None, "begin", error, ours)
+            return None
 
 
 def capture(now: Pass | None, block: int, wrapped: Callable[..., None] | None) -> Callable[..., None] | None:
@@ -183,10 +185,11 @@ def finish(now: Pass | None, hidden: torch.Tensor) -> None:
         _keep(now, slot, lambda: hidden)
     if now.failed:
         return
-    try:
-        _recorder.finish(now)
-    except Exception as error:
-        _recorder.fail(now, "finish", error)
+    with _recorder.on_engine_thread():
+        try:
+            _recorder.finish(now)
+        except Exception as error:
+            _recorder.fail(now, "finish", error)
 
 
 def refuse(now: Pass | None, where: str, why: Exception) -> None:
@@ -207,7 +210,8 @@ def _callback(now: Pass, slot: Slot, wrapped: Callable[..., None] | None) -> Cal
 def _keep(now: Pass, slot: Slot, value: Callable[[], torch.Tensor]) -> None:
     if now.failed or _recorder is None or not _recorder.writes:
         return
-    try:
-        now.keep(slot, value())
-    except Exception as error:
-        _recorder.fail(now, f"capture of {slot.name}", error)
+    with _recorder.on_engine_thread():
+        try:
+            now.keep(slot, value())
+        except Exception as error:
+            _recorder.fail(now, f"capture of {slot.name}", error)

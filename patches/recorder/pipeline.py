@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ class Recorder:
         self.writes = writes
         self.counts: collections.Counter[str] = collections.Counter()
         self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=RECENT)
-        self.waiting = 0
+        self.waiting = self.waiting_peak = 0
+        self.engine_ns = 0
+        """Time that the engine's thread has spent in the recorder, being held back included."""
         self._chunks = Chunks()
         self._changed = threading.Condition()
         self._dirty = threading.Event()
@@ -49,6 +52,15 @@ class Recorder:
         self._dirty.set()
 
     # On the engine's thread.
+
+    @contextlib.contextmanager
+    def on_engine_thread(self) -> Iterator[None]:
+        """Count the time of the block."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.engine_ns += time.perf_counter_ns() - began
 
     def begin(self, model: Any, batch: Any) -> Pass | None:
         """Start recording this forward pass, or None when it holds nothing for us."""
@@ -127,6 +139,9 @@ class Recorder:
         if len({tensor.shape for _, tensor in now.tensors.values()}) > 1:
             shapes = {slot.name: tuple(tensor.shape) for slot, tensor in now.tensors.values()}
             raise RuntimeError(f"captured tensors of different shapes: {shapes}")
+        if self.settings.plain:
+            self._write_plainly(now)
+            return
         size = sum(tensor.nbytes for _, tensor in now.tensors.values())
         with self._changed:
             if self.waiting and self.waiting + size > self.settings.max_waiting:
@@ -134,11 +149,19 @@ class Recorder:
                 self._changed.wait_for(lambda: self.waiting + size <= self.settings.max_waiting)
                 self.counts["held_back_ms"] += int(1000 * (time.monotonic() - began))
             self.waiting += size
+            self.waiting_peak = max(self.waiting_peak, self.waiting)
         event = None
         if next(iter(now.tensors.values()))[1].is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._copier.submit(self._copy_and_write, now, event, size)
+
+    def _write_plainly(self, now: Pass) -> None:
+        """The forward pass waits for pageable copies and for the disk."""
+        assert now.token_ids is not None
+        host = {name: tensor.cpu() for name, (_, tensor) in now.tensors.items()} | {"token_ids": now.token_ids.cpu()}
+        for span, row in packed(now):
+            self._write(now, host, span, row, 0)
 
     # On the recorder's threads.
 
@@ -248,6 +271,8 @@ class Recorder:
                     "record_all": self.settings.record_all,
                     "counts": dict(self.counts),
                     "waiting_bytes": self.waiting,
+                    "waiting_peak": self.waiting_peak,
+                    "engine_us": self.engine_ns // 1000,
                     "recent": list(self.recent),
                     **self.engine,
                 }

@@ -20,6 +20,8 @@ class Settings(NamedTuple):
     record_all: bool
     writers: int
     max_waiting: int
+    plain: bool = False
+    """Copy and save inside the forward pass: what one would write first, to be measured against."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Settings | None:
@@ -39,4 +41,5 @@ class Settings(NamedTuple):
             record_all=env.get("SGLANG_HS_DUMP_ALL", "") == "1",
             writers=int(env.get("SGLANG_HS_DUMP_WRITERS", "") or 4),
             max_waiting=int(env.get("SGLANG_HS_DUMP_WAIT_MB", "") or 4096) << 20,
+            plain=env.get("SGLANG_HS_DUMP_PLAIN", "") == "1",
         )

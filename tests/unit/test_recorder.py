@@ -358,3 +358,31 @@ def limited_file_size(nbytes: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_the_plain_way_writes_before_the_pass_ends(dump_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_HS_DUMP_PLAIN", "1")
+    forward(batch(("hs-a", 3)))
+    assert (dump_dir / "req_0/done").exists()
+
+
+def test_the_engines_own_time_in_the_recorder_is_told(dump_dir: Path) -> None:
+    before = time.perf_counter_ns()
+    forward(batch(("hs-a", 3)))
+    most = (time.perf_counter_ns() - before) // 1000
+    dumps(dump_dir, 1)
+    status = settled_status(dump_dir)
+    assert 0 < status["engine_us"] <= most
+    assert status["waiting_peak"] == 4 * 3 * HIDDEN * 4, "three aux and the final, 3 tokens in float32"
+
+
+def settled_status(dump_dir: Path) -> dict[str, Any]:
+    """The recorder's status once it tells of a written dump."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError):
+            status: dict[str, Any] = json.loads((dump_dir / "recorder.json").read_text())
+            if status["counts"].get("written"):
+                return status
+        time.sleep(0.02)
+    raise AssertionError("no status")

@@ -1,0 +1,111 @@
+"""A closed loop of prefill requests of random tokens, and its rate, for scripts that compare servers."""
+
+import random
+import re
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from workbench.errors import HsbenchError
+from workbench.server.client import SglangClient
+
+THROUGHPUT = re.compile(rb"Prefill batch.*input throughput \(token/s\): ([0-9.]+)")
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """What one stretch of load gave."""
+
+    requests: int
+    tokens: int
+    seconds: float
+    tok_s: float
+    """Between the end of the ramp and the beginning of the drain: see `rate`."""
+    server_tok_s: float | None
+    """Median of `input throughput` in the server's log lines of this stretch."""
+    failed: int = 0
+
+
+class Load:
+    """Requests of `length` random tokens each, `concurrency` at a time, no two alike."""
+
+    def __init__(
+        self, client: SglangClient, *, length: int, concurrency: int, vocabulary: int, log: Path | None
+    ) -> None:
+        self.client, self.length, self.concurrency, self.log = client, length, concurrency, log
+        self._random = random.Random(time.time_ns())
+        self._vocabulary = vocabulary
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def _next(self, prefix: str) -> tuple[list[int], str]:
+        with self._lock:
+            self._count += 1
+            return [self._random.randrange(5, self._vocabulary) for _ in range(self.length)], f"{prefix}{self._count}"
+
+    def run(self, seconds: float, prefix: str) -> Block:
+        """Send for so long, let the last answers come, and say what the rate was."""
+        ends: list[float] = []
+        failed: list[int] = []
+        start = self.log.stat().st_size if self.log else 0
+        began = time.monotonic()
+
+        def lane() -> None:
+            while time.monotonic() - began < seconds:
+                ids, rid = self._next(prefix)
+                try:
+                    self.client.generate(ids, rid, timeout=600)
+                    ends.append(time.monotonic())
+                except HsbenchError:
+                    failed.append(1)
+
+        threads = [threading.Thread(target=lane) for _ in range(self.concurrency)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return Block(
+            requests=len(ends),
+            tokens=len(ends) * self.length,
+            seconds=time.monotonic() - began,
+            tok_s=rate(ends, self.length, self.concurrency),
+            server_tok_s=self._by_the_server(start),
+            failed=len(failed),
+        )
+
+    def _by_the_server(self, start: int) -> float | None:
+        if self.log is None:
+            return None
+        with open(self.log, "rb") as file:
+            file.seek(start)
+            found = [float(value) for value in THROUGHPUT.findall(file.read())]
+        return statistics.median(found[1:]) if len(found) > 1 else None  # the first spans the pause before
+
+
+def rate(ends: Sequence[float], length: int, concurrency: int) -> float:
+    """Tokens a second between the first and the last answers, the ramp and the drain left out.
+
+    Answers come in batches, so both ends are put on one: after the first `concurrency` answers, and at the last one
+    that still had as many others in flight.
+    """
+    ordered = sorted(ends)
+    first, last = concurrency - 1, len(ordered) - concurrency
+    if last <= first:
+        return len(ordered) * length / max(1e-9, ordered[-1] - ordered[0]) if len(ordered) > 1 else 0.0
+    return (last - first) * length / (ordered[last] - ordered[first])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the width of its 95 % interval (Student's t, n - 1 degrees of freedom)."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, float("nan")
+    half = T95.get(len(values) - 1, 1.96) * statistics.stdev(values) / len(values) ** 0.5
+    return mean, half
+
+
+T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
+"""Two-sided 95 % quantiles of Student's t by degrees of freedom."""
