@@ -83,9 +83,16 @@ def options(out: Path, concurrency: int) -> list[str]:
     return ["--out", str(out), "--concurrency", str(concurrency), *some]
 
 
-def server_pid(hsbench: Command) -> int:
-    record = json.loads((hsbench.home / "state/hsbench/servers/default/job.json").read_text())
-    return int(record["pid"])
+def kill_server(hsbench: Command) -> None:
+    """Kill the server, starting or ready, as soon as there is one."""
+    record = hsbench.home / "state/hsbench/servers/default/job.json"
+    end = time.monotonic() + 100
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(json.loads(record.read_text())["pid"]), signal.SIGKILL)
+            return
+        time.sleep(0.05)
+    raise AssertionError("no server to kill")
 
 
 def index_of(out: Path) -> dict[int, dict[str, Any]]:
@@ -121,7 +128,7 @@ def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
         if victim == "job" and job.running():
             job.kill()
         elif victim == "server":
-            os.kill(server_pid(hsbench), signal.SIGKILL)
+            kill_server(hsbench)
         killed.append(victim)
     assert job.finish() == 0, job.log.read_text()[-3000:]
     assert set(index_of(out)) == set(index_of(undisturbed)) == set(range(ROWS))
@@ -257,7 +264,7 @@ def test_a_lost_and_a_cut_file_are_made_again(hsbench: Command, server: str, und
     files = sorted((out / "rows_0-2000").glob("data_*.pt"))
     files[3].unlink()
     os.truncate(files[7], 1000)
-    (out / "rows_0-2000/data_9999.pt").write_bytes(b"left over")
+    (out / "rows_0-2000/.data_9.pt.1.tmp").write_bytes(b"left over")
     job = json.loads((out / ".hsbench/job.json").read_text())
     job["settings"]["out"] = str(out)
     (out / ".hsbench/job.json").write_text(json.dumps(job))

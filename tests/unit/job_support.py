@@ -70,8 +70,7 @@ class FakeServer(Keeper):
     def kill(self) -> None:
         self.dead.set()
 
-    def restart(self, between: Callable[[], None]) -> Iterator[ServerEvent]:
-        between()
+    def restart(self) -> Iterator[ServerEvent]:
         self.starts += 1
         self.dead.clear()
         yield Note("started again")

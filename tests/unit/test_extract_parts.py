@@ -16,7 +16,7 @@ from workbench import cli
 from workbench.errors import Missing, UsageError
 from workbench.extract.job import gate as gate_module
 from workbench.extract.job import preflight
-from workbench.extract.job.arrivals import Arrivals
+from workbench.extract.job.arrivals import Arrivals, sweep
 from workbench.extract.job.estimate import from_lengths
 from workbench.extract.job.events import Ended, Progress, Told
 from workbench.extract.job.files import JobFile, JobFiles, Journal, recent
@@ -78,10 +78,8 @@ def test_an_emptied_dump_folder_is_followed_from_its_new_beginning(tmp_path: Pat
 def test_half_written_dumps_are_swept(tmp_path: Path) -> None:
     (tmp_path / "req_7.tmp").mkdir()
     (tmp_path / "req_8").mkdir()
-    arrivals = Arrivals(tmp_path, "hs-t-")
-    assert arrivals.sweep() == 1
+    assert sweep(tmp_path) == 1
     assert [path.name for path in tmp_path.glob("req_*")] == ["req_8"]
-    arrivals.close()
 
 
 @pytest.fixture

@@ -126,12 +126,13 @@ class Arrivals:
         self._end.set()
         self._thread.join()
 
-    def sweep(self) -> int:
-        """Remove half-written dumps: call it only while no server records here. Returns their number."""
-        left = list(self.dump_dir.glob("req_*.tmp")) + list(self.dump_dir.glob("req_*.whole"))
-        for folder in left:
-            shutil.rmtree(folder, ignore_errors=True)
-        return len(left)
+
+def sweep(dump_dir: Path) -> int:
+    """Remove half-written dumps: call it only while no server records there. Returns their number."""
+    left = [*dump_dir.glob("req_*.tmp"), *dump_dir.glob("req_*.whole")]
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
+    return len(left)
 
 
 class _Lines:

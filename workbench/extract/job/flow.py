@@ -266,7 +266,7 @@ class Flow:
                 f"{self._deaths} servers died in a row without a single sample: {self._trouble}",
                 "hsbench logs shows why; then hsbench extract --resume DIR",
             )
-        for event in self._keeper.restart(self._sweep):
+        for event in self._keeper.restart():
             yield Told(time=time.time(), text=describe(event))
             if self._stopping():  # the next start of the job finds it starting
                 return
@@ -274,11 +274,6 @@ class Flow:
         self._lanes.server_gone.clear()
         self._stall.moved()
         self._counts.restarts += 1
-
-    def _sweep(self) -> None:
-        count = self._arrivals.sweep()
-        if count:
-            self._say(f"removed {count} half-written dumps")
 
     # Telling.
 

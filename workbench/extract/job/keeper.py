@@ -2,14 +2,15 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import psutil
 
-from workbench.errors import HsbenchError, ServerBroken, ServerError, TimedOut, UsageError
+from workbench.errors import HsbenchError, ServerError, TimedOut, UsageError
+from workbench.extract.job.arrivals import sweep
 from workbench.extract.job.settings import ExtractSettings
 from workbench.probe.lease import Lease
 from workbench.probe.options import ServerOptions
@@ -62,7 +63,7 @@ class Keeper:
         if record is not None and not state.alive(record) and settings.model in (None, record.model):
             yield Note(f"the server {record.name} is gone; starting it again as it was")
             self._plan = plan_of(record)
-            yield from self._start(record)
+            yield from self._revive(record)
             return
         if record is None and settings.url is None and settings.model is None:
             raise UsageError(
@@ -104,11 +105,8 @@ class Keeper:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
 
-    def restart(self, between: Callable[[], None]) -> Iterator[ServerEvent]:
+    def restart(self) -> Iterator[ServerEvent]:
         """End what is left of the server and start it again; of a foreign one, wait until it is back.
-
-        Args:
-            between: Called while no server runs.
 
         Raises:
             HsbenchError: it does not come back.
@@ -116,10 +114,14 @@ class Keeper:
         record = self.target.record
         if record is None:
             yield from self._wait_back()
-            return
+        else:
+            yield from self._revive(record)
+
+    def _revive(self, record: ServerRecord) -> Iterator[ServerEvent]:
         yield from stop(record, grace_s=0)
         record.save()  # a job that is killed now finds how to start it again
-        between()
+        if record.dump is not None and (count := sweep(Path(record.dump.folder))):
+            yield Note(f"removed {count} half-written dumps")
         yield from self._start(record)
 
     def _start(self, record: ServerRecord) -> Iterator[ServerEvent]:
@@ -137,7 +139,7 @@ class Keeper:
                 if number == STARTS or not isinstance(error, ServerError):
                     raise
                 yield Note(f"the start failed: {error.message}; trying again in {REST_S:.0f} s")
-                _clear(record, error)
+                stop_quietly(record)
                 time.sleep(REST_S)
             else:
                 break
@@ -171,12 +173,6 @@ class Keeper:
         self._release()
         if lease is not None and lease.last and lease.passing:
             stop_quietly(lease.record)
-
-
-def _clear(record: ServerRecord, error: HsbenchError) -> None:
-    """A start that hangs leaves its server running, which the next would meet."""
-    if isinstance(error, ServerBroken):
-        stop_quietly(record)
 
 
 def _options(settings: ExtractSettings) -> ServerOptions:
