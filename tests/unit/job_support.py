@@ -11,6 +11,7 @@ from tests.unit.extract_support import STATES, local_pool, run_record, sample, w
 from workbench.errors import ServerError
 from workbench.extract.job.arrivals import Arrivals
 from workbench.extract.job.events import JobEvent, Told
+from workbench.extract.job.files import JobFiles
 from workbench.extract.job.flow import Flow, Limits, Parts
 from workbench.extract.job.gate import Gate
 from workbench.extract.job.keeper import Keeper
@@ -27,7 +28,7 @@ class FakeServer(Keeper):
     """Keeper, client and server in one. `answer` is called for each request and may raise, or write another dump."""
 
     def __init__(self, dump_dir: Path, settings: ExtractSettings) -> None:
-        super().__init__(settings)
+        super().__init__(settings, JobFiles(settings.folder))
         self.target = Target(url="http://nowhere", dump_dir=str(dump_dir), python="here")
         self.client: Any = self
         self.dump_dir = dump_dir

@@ -23,6 +23,7 @@ from workbench.extract.job.files import JobFile, JobFiles, Journal, recent
 from workbench.extract.job.gate import Gate
 from workbench.extract.job.roster import known_jobs, note
 from workbench.extract.job.settings import ExtractSettings
+from workbench.server.state import ServerRecord
 
 
 def test_the_estimate_is_exact_when_all_rows_were_seen() -> None:
@@ -221,3 +222,23 @@ def test_a_detached_job_that_cannot_begin_says_why(
     assert "no server named 'default' runs, and no model is named" in told
     last = json.loads((out / ".hsbench/events.jsonl").read_text().splitlines()[-1])
     assert (last["type"], last["state"], last["exit_code"]) == ("Ended", "failed", 2)
+
+
+def server_record(name: str, folder: Path) -> ServerRecord:
+    return ServerRecord(
+        name=name, pid=1, since_boot=-9.0, create_time=0.0, argv=(), env={}, url="http://x", host="x", port=1,
+        model=str(folder), python="here", engine_version="0", device="cpu", log=str(folder / "log"), started=0.0,
+    )  # fmt: skip
+
+
+def test_a_job_remembers_its_server_when_the_servers_own_record_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    files = JobFiles(tmp_path / "out")
+    assert files.load_server("a") is None
+    files.save_server(server_record("a", tmp_path))
+    assert files.load_server("a") == server_record("a", tmp_path)
+    assert files.load_server("b") is None
+    server_record("a", tmp_path / "newer").save()
+    assert files.load_server("a") == server_record("a", tmp_path / "newer")

@@ -5,6 +5,7 @@
     DIR/.hsbench/
       job.json       JobFile, replaced as a whole
       request.json   Request: what is asked of the next start; becomes the job's once it was not refused
+      server.json    the server's record as it was last used, in case its own is gone
       events.jsonl   JobEvent, one a line, appended
       job.log        what a detached job writes to stdout and stderr
       lock           held by the process that writes the data set; freed by the kernel when it dies
@@ -25,7 +26,8 @@ from workbench.errors import UsageError
 from workbench.extract.durable import replace_bytes
 from workbench.extract.job.events import JobEvent
 from workbench.extract.job.settings import ExtractSettings
-from workbench.server import processes
+from workbench.server import processes, state
+from workbench.server.state import ServerRecord
 
 FOLDER = ".hsbench"
 
@@ -105,6 +107,21 @@ class JobFiles:
         """Replace `request.json`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_bytes(self.folder / "request.json", msgspec.json.format(msgspec.json.encode(request)))
+
+    def load_server(self, name: str) -> ServerRecord | None:
+        """The record of the server of this name: its own, else the one that the job kept."""
+        record = state.load(name)
+        if record is not None:
+            return record
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            kept = msgspec.json.decode((self.folder / "server.json").read_bytes(), type=ServerRecord)
+            return kept if kept.name == name else None
+        return None
+
+    def save_server(self, record: ServerRecord) -> None:
+        """Keep the record of the server in use."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_bytes(self.folder / "server.json", msgspec.json.format(msgspec.json.encode(record)))
 
     def save(self, job: JobFile) -> None:
         """Replace `job.json`."""

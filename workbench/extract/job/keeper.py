@@ -11,6 +11,7 @@ import psutil
 
 from workbench.errors import HsbenchError, ServerError, TimedOut, UsageError
 from workbench.extract.job.arrivals import sweep
+from workbench.extract.job.files import JobFiles
 from workbench.extract.job.settings import ExtractSettings
 from workbench.probe.lease import Lease
 from workbench.probe.options import ServerOptions
@@ -41,8 +42,8 @@ class Keeper:
     target: Target
     client: SglangClient
 
-    def __init__(self, settings: ExtractSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: ExtractSettings, files: JobFiles) -> None:
+        self.settings, self._files = settings, files
         self._lease: Lease | None = None
         self._plan: Plan | None = None
 
@@ -59,7 +60,9 @@ class Keeper:
             HsbenchError: it does not start.
         """
         settings = self.settings
-        record = None if settings.url else state.load(settings.name)
+        record = None if settings.url else self._files.load_server(settings.name)
+        if record is not None:
+            self._files.save_server(record)
         if record is not None and not state.alive(record) and settings.model in (None, record.model):
             yield Note(f"the server {record.name} is gone; starting it again as it was")
             self._plan = plan_of(record)
@@ -80,6 +83,7 @@ class Keeper:
         if target.record is None:
             return
         self._plan = plan_of(target.record)
+        self._files.save_server(target.record)
         self._lease = Lease(target.record)
         if self.settings.keep:
             self._lease.keep()
@@ -119,7 +123,6 @@ class Keeper:
 
     def _revive(self, record: ServerRecord) -> Iterator[ServerEvent]:
         yield from stop(record, grace_s=0)
-        record.save()  # a job that is killed now finds how to start it again
         if record.dump is not None and (count := sweep(Path(record.dump.folder))):
             yield Note(f"removed {count} half-written dumps")
         yield from self._start(record)

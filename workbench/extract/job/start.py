@@ -24,7 +24,6 @@ from workbench.extract.record import RunRecord, load_record, refuse_differences
 from workbench.extract.writer import DatasetWriter
 from workbench.probe.session import model_config
 from workbench.render.text import size
-from workbench.server import state
 from workbench.server.client import SglangClient
 from workbench.server.engine import find_interpreter
 from workbench.server.events import ServerEvent, describe
@@ -67,7 +66,7 @@ class Start:
             yield from self._with_server(data, left, pool, writer)
 
     def _python(self) -> str:
-        record = None if self.settings.url else state.load(self.settings.name)
+        record = None if self.settings.url else self.files.load_server(self.settings.name)
         return record.python if record is not None else find_interpreter(self.settings.python)
 
     def _tokenizer(self) -> str | None:
@@ -77,7 +76,7 @@ class Start:
         if self.settings.url is not None:
             with SglangClient(self.settings.url) as client:
                 return str(client.model_info()["tokenizer_path"])
-        record = state.load(self.settings.name)
+        record = self.files.load_server(self.settings.name)
         return record.model if record is not None else None
 
     def _rows(self, data: Dataset) -> range:
@@ -118,7 +117,7 @@ class Start:
         guess = estimate(data, left)
         if guess.first is None:
             raise UsageError(f"none of {len(left)} rows is a sample", "hsbench extract DATA --preview 3 says why")
-        keeper = self._stack.enter_context(Keeper(self.settings))
+        keeper = self._stack.enter_context(Keeper(self.settings, self.files))
         yield from _told(keeper.open())
         preflight.check_server(keeper)
         with pool.borrow() as worker:

@@ -1,0 +1,97 @@
+"""The streaming client. A chunk's time is taken when the event loop hands over its bytes, before they are read."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from bench.load.dialects import Dialect, error_words
+from bench.load.records import Trace
+from bench.load.sse import SseParser
+
+KEEP_ALIVE_S = 4.0
+"""Idle connections are closed before uvicorn does it, after 5 s, which would fail the request that meets it."""
+BUFFER = 1 << 18
+
+clock = time.perf_counter
+
+
+class LoadClient:
+    """Sends requests to one server over kept connections, as many as are in flight. Proxies are not obeyed.
+
+    Args:
+        url: Such as ``http://127.0.0.1:30017``.
+        dialect: The API to speak.
+        timeout: Seconds without a byte after which a request is given up.
+        api_key: Sent as a bearer token.
+    """
+
+    def __init__(self, url: str, dialect: Dialect, timeout: float = 600.0, api_key: str | None = None) -> None:
+        self._url, self._dialect = url + dialect.path, dialect
+        self._timeout, self._key = timeout, api_key
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self._timeout),
+            headers=headers,
+            read_bufsize=BUFFER,
+            auto_decompress=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def send(self, body: bytes, number: int = 0, asked: int = 0) -> Trace:
+        """Send one request and follow its answer to the end. What goes wrong stands in the trace; nothing is raised."""
+        trace = Trace(number, asked)
+        trace.start = clock()
+        try:
+            async with self._session.post(self._url, data=body) as response:
+                trace.status = response.status
+                if response.status == 200:
+                    await self._follow(response, trace)
+                else:
+                    trace.error = f"HTTP {response.status}: {_refusal(await response.read(), response.reason)}"
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            trace.error = _transport_words(error)
+        except msgspec.DecodeError as error:
+            trace.error = f"an event is not as expected: {error}"
+        trace.end = clock()
+        return trace
+
+    async def _follow(self, response: aiohttp.ClientResponse, trace: Trace) -> None:
+        parser, take, read = SseParser(), self._dialect.take, response.content.readany
+        while data := await read():
+            now = clock()
+            for event in parser.feed(data):
+                take(trace, event, now)
+        if trace.error is None and not (trace.done or trace.finish):
+            streamed = "event-stream" in response.headers.get("Content-Type", "")
+            trace.error = "the answer ended early" if streamed else "the answer is not a stream of events"
+
+
+def _refusal(body: bytes, reason: str | None) -> str:
+    try:
+        said: Any = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        said = body[:300].decode(errors="replace") or reason
+    return error_words(said)
+
+
+def _transport_words(error: Exception) -> str:
+    if isinstance(error, aiohttp.ServerTimeoutError | TimeoutError):
+        return "no byte came in the time allowed"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect: {error.strerror or error}"
+    words = " ".join(str(error).split())
+    return f"the connection broke: {words or type(error).__name__}"
