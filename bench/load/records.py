@@ -51,7 +51,7 @@ class Trace:
     def count(self, total: int, now: float) -> None:
         """The server says that there are `total` tokens now."""
         self.total = total
-        if total > (self.totals[-1] if self.totals else 0):
+        if self.chunked and total > (self.totals[-1] if self.totals else 0):
             self.times.append(now)
             self.totals.append(total)
 

@@ -95,6 +95,18 @@ def kill_server(hsbench: Command) -> None:
     raise AssertionError("no server to kill")
 
 
+def wait_until_sending(job: Job, out: Path, seconds: float = 200) -> None:
+    """Until this start of the job has samples in flight, or is over."""
+    end = time.monotonic() + seconds
+    assert job.process is not None
+    while job.running() and time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError):
+            mine = json.loads((out / ".hsbench/job.json").read_text())["pid"] == job.process.pid
+            if mine and last_picture(out)["state"] == "running":
+                return
+        time.sleep(0.05)
+
+
 def index_of(out: Path) -> dict[int, dict[str, Any]]:
     """The index's lines by row; a row twice is allowed only where its file was lost, which no test here does."""
     lines = [json.loads(line) for line in (out / "index.jsonl").read_text().splitlines()]
@@ -124,7 +136,11 @@ def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
     for victim in victims:
         if not job.running():
             job.start()
-        time.sleep(chance.uniform(0.2, 12.0))
+        if chance.random() < 0.25:  # whatever it is at
+            time.sleep(chance.uniform(0.0, 8.0))
+        else:
+            wait_until_sending(job, out)
+            time.sleep(chance.uniform(0.0, 2.0))
         if victim == "job" and job.running():
             job.kill()
         elif victim == "server":
@@ -165,9 +181,14 @@ def fill(folder: Path) -> Path:
 
 
 def last_picture(out: Path) -> dict[str, Any]:
-    lines = (out / ".hsbench/events.jsonl").read_text().splitlines() if (out / ".hsbench").exists() else []
-    pictures = [event for event in map(json.loads, lines) if event["type"] == "Progress"]
-    return pictures[-1] if pictures else {"state": "", "why": "", "written": 0}
+    """A job that is killed may leave half a line."""
+    picture = {"state": "", "why": "", "written": 0}
+    with contextlib.suppress(FileNotFoundError):
+        for line in (out / ".hsbench/events.jsonl").read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                picture = event if event["type"] == "Progress" else picture
+    return picture
 
 
 def wait_for(job: Job, out: Path, state: str, written: int = 0, seconds: float = 120) -> dict[str, Any]:
