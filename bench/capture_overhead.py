@@ -192,26 +192,31 @@ def _steady(pictures: list[dict[str, Any]]) -> float | None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Start, alternate, extract, stop."""
     servers = {name: Server(name, options) for name in options.variants}
-    found: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items() if k != "env"}, "blocks": []}
+    options_text = {name: str(value) for name, value in vars(options).items() if name != "env"}
+    found: dict[str, Any] = {"options": options_text, "blocks": []}
     try:
         _start_all(list(servers.values()), options.together)
         for number in range(options.rounds):
             order = [name for name in ("bare", "recorder") if name in servers]
             for name in order if number % 2 == 0 else order[::-1]:
-                found["blocks"].append({"round": number, **servers[name].block()})
-                _say(found["blocks"][-1])
+                _add_block(found, options, number, servers[name])
+            if number == 0 and options.samples:
+                threads = options.writers or psutil.cpu_count() or 1
+                found["extraction"] = extraction(options, servers["recorder"])
+                found["disk_bytes_s"] = disk_rate(options.data.with_name("disk"), options.disk_bytes, threads)
         if "plain" in servers:
-            found["blocks"].append({"round": 0, **servers["plain"].block()})
-            _say(found["blocks"][-1])
-        if options.samples:
-            threads = options.writers or psutil.cpu_count() or 1
-            found["disk_bytes_s"] = disk_rate(options.data.with_name("disk"), options.disk_bytes, threads)
-            found["extraction"] = extraction(options, servers["recorder"])
+            _add_block(found, options, 0, servers["plain"])
     finally:
+        options.out.write_text(json.dumps(found, indent=1))
         for server in servers.values():
             server.stop()
-        options.out.write_text(json.dumps(found, indent=1))
     return found
+
+
+def _add_block(found: dict[str, Any], options: argparse.Namespace, number: int, server: Server) -> None:
+    found["blocks"].append({"round": number, **server.block()})
+    options.out.write_text(json.dumps(found, indent=1))
+    _say(found["blocks"][-1])
 
 
 def _start_all(servers: list[Server], together: bool) -> None:
