@@ -86,16 +86,17 @@ class Load:
 
 
 def rate(ends: Sequence[float], length: int, concurrency: int) -> float:
-    """Tokens a second between the first and the last answers, the ramp and the drain left out.
+    """Tokens a second, by the slope of a straight line through (time, number) of the answers (least squares).
 
-    Answers come in batches, so both ends are put on one: after the first `concurrency` answers, and at the last one
-    that still had as many others in flight.
+    Answers come in batches, all of one pass at once; the ends of a simple quotient would fall somewhere inside one.
+    Ramp and drain, `concurrency` answers each, are left out when enough others remain.
     """
     ordered = sorted(ends)
-    first, last = concurrency - 1, len(ordered) - concurrency
-    if last <= first:
-        return len(ordered) * length / max(1e-9, ordered[-1] - ordered[0]) if len(ordered) > 1 else 0.0
-    return (last - first) * length / (ordered[last] - ordered[first])
+    if len(ordered) > 3 * concurrency:
+        ordered = ordered[concurrency:-concurrency]
+    if len(ordered) < 2 or ordered[-1] == ordered[0]:
+        return 0.0
+    return statistics.linear_regression(ordered, range(len(ordered))).slope * length
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from workbench.errors import HsbenchError, Missing, PatchRefused, UsageError
 from workbench.exitcodes import ExitCode
 
 COMMANDS = {
+    "bench": ("workbench.commands.bench", "Measure how fast a server answers, and what the figures are worth."),
     "doctor": ("workbench.commands.doctor", "Examine this machine, or diagnose one server."),
     "job": ("workbench.commands.job", "List, pause, continue and stop extractions."),
     "layers": ("workbench.commands.layers", "Say which blocks a list of layer ids means."),

@@ -48,6 +48,7 @@ class Worker:
                 text=True,
                 encoding="utf-8",
                 cwd="/",
+                process_group=0,  # Ctrl-C in a terminal is for whoever uses the worker to act on
             )
         except OSError as error:
             self._stderr.close()

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import msgspec
 
-from bench.load.load import run_async
 from bench.load.metrics import percentile
+from bench.load.records import RequestRecord
 from workbench.errors import ServerError
 
 clock = time.perf_counter
@@ -34,12 +34,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `every` event, only the `last`, or `none` tells the count."""
 
 
-class Lateness(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the server kept its schedule since it was last asked, in seconds."""
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server did since it was last asked, by its own clock."""
 
-    events: int
-    p99: float
-    largest: float
+    late_p99: float
+    """How far events were behind the schedule, in seconds."""
+    late_largest: float
+    answers: tuple[RequestRecord, ...]
+    """Each request as it came and each event as it was written: what a perfect client would have recorded."""
 
 
 class KnownServer:
@@ -66,11 +68,11 @@ class KnownServer:
         self._process.kill()
         self._process.communicate()
 
-    def lateness(self) -> Lateness:
-        """Ask the server how late it was, and begin anew."""
+    def account(self) -> Account:
+        """Ask the server what it did since it was last asked."""
         import httpx
 
-        return msgspec.json.decode(httpx.get(f"{self.url}/lateness", trust_env=False).content, type=Lateness)
+        return msgspec.json.decode(httpx.get(f"{self.url}/account", trust_env=False).content, type=Account)
 
 
 class _Texts:
@@ -118,6 +120,7 @@ class _Clockwork:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.late: list[float] = []
+        self.streams: list[_Stream] = []
         self._due: list[tuple[float, int, _Stream]] = []
         self._order = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -126,9 +129,17 @@ class _Clockwork:
     def add(self, due: float, stream: "_Stream") -> None:
         """Have a stream's next event written at `due`."""
         self._order += 1
+        self.streams.append(stream)
         heapq.heappush(self._due, (due, self._order, stream))
         if self._timer is None or due < self._set_for:
             self._arm()
+
+    def account(self) -> Account:
+        """What was done, and forget it."""
+        late = sorted(self.late) or [0.0]
+        answers = tuple(stream.record(number) for number, stream in enumerate(self.streams))
+        self.late, self.streams = [], []
+        return Account(late_p99=percentile(late, 99), late_largest=late[-1], answers=answers)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -144,30 +155,45 @@ class _Clockwork:
         due, now = self._due, clock()
         while due and due[0][0] <= now:
             instant, _, stream = heapq.heappop(due)
-            self.late.append(clock() - instant)
-            if (then := stream.write(instant)) is not None:
+            then = stream.write(instant)
+            self.late.append(stream.times[-1] - instant)
+            if then is not None:
                 self._order += 1
                 heapq.heappush(due, (then, self._order, stream))
         self._arm()
 
 
 class _Stream:
-    """One answer under way."""
+    """One answer under way; its request arrived at `began`."""
 
-    def __init__(self, transport: asyncio.WriteTransport, texts: _Texts, schedule: Schedule, tokens: int) -> None:
+    def __init__(
+        self, transport: asyncio.WriteTransport, texts: _Texts, schedule: Schedule, tokens: int, began: float
+    ) -> None:
         self._transport, self._texts, self._schedule, self._tokens = transport, texts, schedule, tokens
-        self._sent = 0
+        self._began, self._sent = began, 0
+        self.times: list[float] = []
+        self._counts: list[int] = []
 
     def write(self, due: float) -> float | None:
         """Write the event that was due; when the next one is, or None after the last."""
-        if self._transport.is_closing():
-            return None
         chunk = min(self._schedule.chunk, self._tokens - self._sent)
         self._sent += chunk
         last = self._sent >= self._tokens
         data = self._texts.event(self._sent, last)
+        self.times.append(clock())
+        self._counts.append(chunk)
+        if self._transport.is_closing():
+            return None
         self._transport.write(data + _piece(b"data: [DONE]\n\n") + b"0\r\n\r\n" if last else data)
         return None if last else due + self._schedule.itl * min(self._schedule.chunk, self._tokens - self._sent)
+
+    def record(self, number: int) -> RequestRecord:
+        """What a perfect client would record; `start` is an instant of the machine's monotonic clock."""
+        times = tuple(instant - self._began for instant in self.times)
+        end = times[-1] if times else 0.0
+        return RequestRecord(
+            number=number, start=self._began, end=end, times=times, counts=tuple(self._counts), finish="length"
+        )
 
 
 class _Connection(asyncio.Protocol):
@@ -183,7 +209,10 @@ class _Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Answer when the request is whole; the schedule begins here."""
+        """Note when a request is whole, which is when its schedule begins.
+
+        The work on it waits a while, so that of many requests at once each is noted when it came.
+        """
         now = clock()
         self._seen += data
         head, cut, body = self._seen.partition(b"\r\n\r\n")
@@ -195,7 +224,9 @@ class _Connection(asyncio.Protocol):
         if len(body) < length:
             return
         self._seen = body[length:]
-        self._answer(head.split(b" ", 2)[1].decode(), body[:length], now)
+        delay = min(self._clockwork.schedule.ttft / 4, 0.02)
+        path = head.split(b" ", 2)[1].decode()
+        asyncio.get_running_loop().call_later(delay, self._answer, path, body[:length], now)
 
     def _answer(self, path: str, body: bytes, now: float) -> None:
         if path not in ("/generate", "/v1/completions", "/v1/chat/completions"):
@@ -205,24 +236,21 @@ class _Connection(asyncio.Protocol):
         tokens = asked.get("sampling_params", {}).get("max_new_tokens") or asked.get("max_tokens", 16)
         prompt = asked.get("input_ids") or asked.get("prompt") or asked.get("text") or asked.get("messages") or ""
         schedule = self._clockwork.schedule
-        stream = _Stream(self._transport, _Texts(path, len(prompt), schedule.usage), schedule, tokens)
+        stream = _Stream(self._transport, _Texts(path, len(prompt), schedule.usage), schedule, tokens, now)
         self._transport.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         self._clockwork.add(now + schedule.ttft + schedule.itl * (min(schedule.chunk, tokens) - 1), stream)
 
     def _tell(self, path: str) -> None:
-        late = sorted(self._clockwork.late) or [0.0]
         answers: dict[str, Any] = {
-            "/lateness": Lateness(events=len(self._clockwork.late), p99=percentile(late, 99), largest=late[-1]),
             "/v1/models": {"object": "list", "data": [{"id": "known", "object": "model"}]},
             "/model_info": {"model_path": "known"},
             "/server_info": {"version": "known schedule"},
         }
-        if path == "/lateness":
-            self._clockwork.late.clear()
-        status = b"200 OK" if path in answers else b"404 Not Found"
-        body = msgspec.json.encode(answers.get(path, {"error": "no such path"}))
+        status = b"200 OK" if path == "/account" or path in answers else b"404 Not Found"
+        said = self._clockwork.account() if path == "/account" else answers.get(path, {"error": "no such path"})
+        body = msgspec.json.encode(said)
         head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
         self._transport.write(head + body)
 
@@ -243,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     for field in msgspec.structs.fields(Schedule):
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
-    run_async(serve(Schedule(**vars(parser.parse_args()))))
+    asyncio.run(serve(Schedule(**vars(parser.parse_args()))))
 
 
 if __name__ == "__main__":

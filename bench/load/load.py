@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import gc
-import importlib
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import msgspec
 
@@ -24,7 +22,6 @@ CEILING_SHARE = 0.5
 """Bounds above which a run counts as limited by its client."""
 
 Bodies = Iterator[bytes]
-T = TypeVar("T")
 
 
 class ClientCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,18 +166,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def loop_factory() -> tuple[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The event loop to use and its name: uvloop's where it is installed."""
-    try:
-        uvloop: Any = importlib.import_module("uvloop")
-    except ImportError:
-        return "asyncio", asyncio.new_event_loop
-    return "uvloop", uvloop.new_event_loop
-
-
-def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on the loop of `loop_factory`."""
-    with asyncio.Runner(loop_factory=loop_factory()[1]) as runner:
-        return runner.run(main)

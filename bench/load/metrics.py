@@ -13,8 +13,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("tokens", "output tokens as the server counts them; 'total': only their sum, spread evenly over the chunks; "
      "'assumed': nobody counted, one a chunk"),
     ("chunk", "one event with new tokens; its time is taken when the client's event loop hands over the bytes"),
-    ("TTFT", "from just before the request is sent to its first chunk, connecting included"),
-    ("E2E", "from just before the request is sent to its last chunk"),
+    ("TTFT", "from when the request's bytes go to the connection to its first chunk; connecting is not inside"),
+    ("E2E", "from the same instant to its last chunk"),
     ("TPOT", "(E2E - TTFT) / (tokens - tokens of the first chunk), one value a request"),
     ("ITL", "gap between two chunks of a request divided by the tokens of the later one, one value for each of its "
      "tokens, the first chunk's excluded; 'spread' is the share of them from chunks of several tokens"),

@@ -15,6 +15,7 @@ class Trace:
 
     __slots__ = (
         "asked",
+        "asked_at",
         "cached",
         "chunked",
         "done",
@@ -32,7 +33,7 @@ class Trace:
 
     def __init__(self, number: int = 0, asked: int = 0) -> None:
         self.number, self.asked = number, asked
-        self.start = self.end = 0.0
+        self.asked_at = self.start = self.end = 0.0
         self.times: list[float] = []
         """When each chunk with tokens arrived."""
         self.totals: list[int] = []
@@ -67,6 +68,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     start: float
+    """When its bytes went to the connection."""
+    waited: float = 0.0
+    """Before that, in the client: connecting, where no connection was kept, and the event loop's other work."""
     end: float
     """When the answer was over, or failed."""
     times: tuple[float, ...] = ()
@@ -99,6 +103,7 @@ def record_of(trace: Trace, began: float) -> RequestRecord:
     return RequestRecord(
         number=trace.number,
         start=round(start - began, 6),
+        waited=round(start - trace.asked_at, 6),
         end=round(trace.end - start, 6),
         times=tuple([round(instant - start, 6) for instant in trace.times]),
         counts=counts,

@@ -1,5 +1,6 @@
 """How much this machine's client can take, found with a server whose schedule is known."""
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ import msgspec
 from bench.load.client import LoadClient
 from bench.load.dialects import dialect
 from bench.load.known_server import KnownServer, Schedule
-from bench.load.load import ClientCost, Loaded, put, run_async
+from bench.load.load import ClientCost, Loaded, put
 from bench.load.metrics import metrics
 from bench.load.spec import Api, Workload
 from workbench.extract.durable import replace_bytes
@@ -57,14 +58,14 @@ def self_test(api: Api, rates: tuple[int, ...] = RATES) -> Iterator[Step | Ceili
 def _step(api: Api, rate: int) -> Step:
     with KnownServer(Schedule(ttft=TTFT_S, itl=STREAMS / rate)) as server:
         loaded = offer(server.url, api, STREAMS, round(SECONDS * rate / STREAMS))
-        late = server.lateness().p99
+        late = server.account().late_p99
     taken = metrics(loaded.records, STREAMS).batch_tok_s or 0.0
     return Step(offered=rate, taken=taken, server_late=late, cost=loaded.cost)
 
 
 def offer(url: str, api: Api, streams: int, tokens: int) -> Loaded:
     """Ask for `streams` answers of so many tokens at once, over connections that are open already."""
-    return run_async(_offer(url, api, streams, tokens))
+    return asyncio.run(_offer(url, api, streams, tokens))
 
 
 async def _offer(url: str, api: Api, streams: int, tokens: int) -> Loaded:

@@ -79,7 +79,7 @@ def gate(
     tolerance: float = TOLERANCE,
 ) -> Gated:
     """Compare a variant with the baseline's opening start. Nothing to compare with is a failure, not a pass."""
-    failures, notes = list(_reduce_faults(reduce)), []
+    failures, notes = list(reduce_faults(reduce)), []
     outputs = {greedy.prompt: greedy for greedy in got.greedy}
     for wanted in baseline.greedy:
         failed, note = _compare_greedy(wanted, outputs.get(wanted.prompt), near_tie)
@@ -93,7 +93,8 @@ def gate(
     return Gated(tuple(failures), tuple(notes))
 
 
-def _reduce_faults(check: ReduceCheck | None) -> Sequence[str]:
+def reduce_faults(check: ReduceCheck | None) -> Sequence[str]:
+    """What did not add up; nothing where there was no check."""
     if check is None:
         return []
     if not check.sizes:
@@ -111,16 +112,20 @@ def _compare_greedy(wanted: Greedy, got: Greedy | None, near_tie: float) -> tupl
     at = next((index for index, (one, other) in pairs if one != other), None)
     if at is None:
         return f"{wanted.prompt}: {len(got.tokens)} tokens instead of {len(wanted.tokens)}", ""
+    where = f"{wanted.prompt}: token {at} is {got.tokens[at]} instead of {wanted.tokens[at]}"
+    fault, margin = _fork(wanted, at, got.tokens[at], near_tie)
+    return (f"{where}, {fault}", "") if fault else ("", f"{where}, a near tie ({margin:.2f} nats)")
+
+
+def _fork(wanted: Greedy, at: int, token: int, near_tie: float) -> tuple[str, float]:
+    """Why the first other token is no near tie (empty when it is one), and the baseline's margin there."""
     margin = wanted.margins[at] if at < len(wanted.margins) else None
     second = wanted.second[at] if at < len(wanted.second) else None
-    where = f"{wanted.prompt}: token {at} is {got.tokens[at]} instead of {wanted.tokens[at]}"
     if margin is None or second is None:
-        return f"{where}, and how near a tie it was is not known", ""
-    if got.tokens[at] != second:
-        return f"{where}, which was not the baseline's second choice", ""
-    if not margin <= near_tie:
-        return f"{where}, where the baseline was sure by {margin:.2f} nats", ""
-    return "", f"{where}, a near tie ({margin:.2f} nats)"
+        return "and how near a tie it was is not known", math.nan
+    if token != second:
+        return "which was not the baseline's second choice", margin
+    return ("" if margin <= near_tie else f"where the baseline was sure by {margin:.2f} nats"), margin
 
 
 def row_errors(wanted: ProbeTensor, got: ProbeTensor) -> list[float]:

@@ -129,9 +129,7 @@ RULES: dict[str, Rule] = {
     "NCCL_CHUNK_SIZE": _NEVER_BUFFER,
     "NCCL_IB_DISABLE": Rule(_switch(Hazard.SAFE), "0 or 1; sockets between nodes", "env.rst"),
     "NCCL_SHM_DISABLE": Rule(_switch(Hazard.UNSAFE), "may leave only the network between GPUs, and hang", "env.rst"),
-    "NCCL_CUMEM_ENABLE": Rule(
-        _switch(Hazard.SAFE), "0 or 1; SGLang overwrites it with --enable-symm-mem", "engine.py"
-    ),
+    "NCCL_CUMEM_ENABLE": Rule(_switch(Hazard.SAFE), "0 or 1; SGLang overwrites it with --enable-symm-mem", "engine.py"),
     "NCCL_NVLS_ENABLE": Rule(
         _switch(Hazard.SAFE), "0 or 1; NCCL 2.27 and 2.28 can hang when a rank fails to allocate", "env.rst"
     ),

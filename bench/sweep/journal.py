@@ -53,8 +53,11 @@ class Journal:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open(folder / ".lock", "w", encoding="ascii")  # noqa: SIM115 - closed in close()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(folder / ".lock", "w", encoding="ascii")  # noqa: SIM115 - closed in close()
+        except OSError as error:
+            raise UsageError(f"cannot write into {folder}: {error.strerror}", "name another --out") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._settle(settings)

@@ -93,7 +93,13 @@ class Bench(Protocol):
     """What the sweep is handed: a machine that starts servers and measures them."""
 
     def reduce_check(self, variant: Variant) -> ReduceCheck | None:
-        """Whether all-reduce adds up under the variant's variables; None where there are no GPUs for it."""
+        """Whether all-reduce adds up under the variant's variables; None where there are no GPUs for it.
+
+        It is asked before each start, in processes of its own; one answer a variant may be kept.
+
+        Raises:
+            ServerBroken: it hung.
+        """
 
     def start(self, start: Start, variant: Variant, env: dict[str, str]) -> Server:
         """Start a server and wait until it answers.

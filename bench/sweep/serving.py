@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -103,7 +104,9 @@ class Choice(msgspec.Struct, frozen=True, order=True):
 
 _CUSTOM_OFF = re.compile(r"custom ?all-?reduce\w* is disabled (?:because|due to) (.+?)(?:\. To silence|\.?\s*$)", re.I)
 _ADDRESSES = re.compile(r"Registering (\d+) cuda graph addresses")
-_IPC_OFF = re.compile(r"(?:PCIe-IPC|PCIE_IPC)[^\n]*?(no pcie_ipc_comm|workspace[^\n]*failed|leaving PCIe-IPC all-reduce off)")
+_IPC_OFF = re.compile(
+    r"(?:PCIe-IPC|PCIE_IPC)[^\n]*?(no pcie_ipc_comm|workspace[^\n]*failed|leaving PCIe-IPC all-reduce off)"
+)
 _VERSION = re.compile(r"sglang is using nccl==(\S+)")
 _CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
 _BY_ENVIRONMENT = re.compile(r"NCCL INFO (NCCL_\w+) set by environment to (\S*?)\.?\s*$", re.MULTILINE)
@@ -189,24 +192,27 @@ def _carrier(
     custom, why, sure = _custom(info, log)
     largest = LARGEST_V2 if custom is Collective.CUSTOM_V2 else LARGEST_LEGACY
     fits = custom is not None and size is not None and size <= largest
-    if info.get("enable_symm_mem") and not fits:
-        return Collective.SYMMETRIC, "enable_symm_mem", False
-    if _fusion(info):
-        return Collective.FUSION, "all-reduce fusion is on; what cannot be fused goes on down the list", False
-    if info.get("enable_mscclpp"):
-        return Collective.MSCCLPP, "enable_mscclpp; sizes that it is not tuned for go on down the list", False
-    if custom is not None and fits:
-        return custom, why, sure
-    if small and log.pcie_ipc and environ.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "1") == "1":
-        if not log.pcie_ipc_off:
-            return Collective.PCIE_IPC, "the log says that PCIe-IPC is enabled", True
-        why = f"PCIe-IPC is off: {log.pcie_ipc_off}"
-    if info.get("enable_torch_symm_mem"):
-        return Collective.TORCH_SYMMETRIC, "enable_torch_symm_mem", False
-    if custom is None:
-        return Collective.NCCL, why, True
-    over = "prefill messages of unknown size" if size is None else f"prefill messages of {size / MIB:.0f} MiB"
-    return Collective.NCCL, f"{over} against {largest // MIB} MiB, the most that {custom} takes", size is not None
+    ipc = small and log.pcie_ipc and environ.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "1") == "1"
+    if ipc and log.pcie_ipc_off:
+        why = f"{why}; PCIe-IPC is off: {log.pcie_ipc_off}"
+    on_down = "what it does not take goes on down the list"
+    order = (
+        (bool(info.get("enable_symm_mem")) and not fits, Collective.SYMMETRIC, "enable_symm_mem", False),
+        (_fusion(info), Collective.FUSION, f"all-reduce fusion is on; {on_down}", False),
+        (bool(info.get("enable_mscclpp")), Collective.MSCCLPP, f"enable_mscclpp; {on_down}", False),
+        (fits, custom or Collective.CUSTOM, why, sure),
+        (ipc and not log.pcie_ipc_off, Collective.PCIE_IPC, "the log says that PCIe-IPC is enabled", True),
+        (
+            bool(info.get("enable_torch_symm_mem")),
+            Collective.TORCH_SYMMETRIC,
+            f"enable_torch_symm_mem; {on_down}",
+            False,
+        ),
+        (custom is None, Collective.NCCL, why, True),
+    )
+    over = "messages of a size not known" if size is None else f"messages of {size / MIB:.0f} MiB"
+    above = (Collective.NCCL, f"{over} against {largest // MIB} MiB, the most that {custom} takes", size is not None)
+    return next(((carrier, reason, known) for takes, carrier, reason, known in order if takes), above)
 
 
 def _fusion(info: Mapping[str, Any]) -> bool:
@@ -239,3 +245,12 @@ def refuse_useless(axes: Sequence[str], tp_size: int, gpus: int) -> None:
     reason = no_role(tp_size, gpus)
     if reason and set(axes) - {"flags"}:
         raise UsageError(reason, "--axes flags sweeps the scheduler's flags instead")
+
+
+def hidden_settings(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Files from which NCCL takes more settings; they change the baseline without a word in any environment."""
+    files = [
+        Path(environ.get("NCCL_CONF_FILE") or Path(environ.get("HOME", "/")) / ".nccl.conf"),
+        Path("/etc/nccl.conf"),
+    ]
+    return tuple(f"NCCL also reads {file}" for file in files if file.is_file())

@@ -3,8 +3,8 @@
 The unit is a server start. In each block the speed of a variant is divided by the speed of the baseline of the same
 block; the logarithms of these ratios, one a block, are the sample. What drifts from block to block cancels in the
 ratio. What drifts inside a block is not subtracted: the order is random, so it is noise that the interval holds. (A
-baseline interpolated between two neighbouring ones would be shared by two blocks, which makes their ratios alike and the
-interval too narrow.)
+baseline interpolated between two neighbouring ones would be shared by two blocks, which makes their ratios alike and
+the interval too narrow. The baselines that open and close a sweep only show the drift.)
 
 With n ratios of mean m and standard deviation s, the interval is m ± t(0.95, n-1) · s / √n: each side errs in 5 % of
 cases, so it is the 90 % interval. In words, where the margin is what a user cares about (2 % unless told otherwise):
@@ -12,7 +12,8 @@ cases, so it is the 90 % interval. In words, where the margin is what a user car
 - `faster`: the mean is at least the margin above the baseline, and Holm's procedure over all variants rejects that it
   is not above at all. Holm (Scand. J. Statist. 6, 1979) keeps the chance of one false `faster` in a sweep at 5 %.
 - `slower`: likewise on the other side.
-- `same`: the whole interval lies within the margin (two one-sided tests: Schuirmann, J. Pharmacokin. Biopharm. 15, 1987).
+- `same`: the whole interval lies within the margin (two one-sided tests: Schuirmann,
+  J. Pharmacokin. Biopharm. 15, 1987).
 - `undecided`: none of these.
 """
 

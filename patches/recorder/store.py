@@ -32,7 +32,17 @@ class DumpStore:
         self._saying = threading.Lock()
         self._unsaid: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=UNSAID)
         folder.mkdir(parents=True, exist_ok=True)
+        for name in ("index.jsonl", "errors.jsonl"):
+            self._end_torn_line(name)
         self._next = 1 + max(self._numbers(), default=-1)
+
+    def _end_torn_line(self, name: str) -> None:
+        """A server that was killed while writing left half a line, which ours must not go on with."""
+        with contextlib.suppress(OSError), open(self.folder / name, "rb+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
 
     def _numbers(self) -> Iterable[int]:
         for entry in os.scandir(self.folder):

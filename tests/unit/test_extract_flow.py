@@ -9,11 +9,17 @@ import pytest
 from tests.unit.extract_support import sample
 from tests.unit.job_support import FakeServer, Run, wait_until
 from workbench.errors import CheckFailed, ServerError
+from workbench.extract.job import attempt
 from workbench.extract.job import gate as gate_module
 from workbench.extract.job.events import Progress
 from workbench.extract.job.flow import Limits
 from workbench.extract.sample import Refused, Sample
 from workbench.server.client import AnsweredWithError
+
+
+@pytest.fixture(autouse=True)
+def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "REST_S", 0.02)
 
 
 def test_every_row_is_sent_once_and_no_dump_is_left(tmp_path: Path) -> None:
@@ -115,6 +121,23 @@ def test_a_request_that_fails_is_sent_again_under_another_id(tmp_path: Path) -> 
     run.go()
     assert run.done() == set(range(6))
     assert len(set(ids)) == 3
+
+
+def test_a_server_that_takes_a_while_to_be_gone_uses_up_no_tries(tmp_path: Path) -> None:
+    run = Run(tmp_path, rows=12)
+    dying = threading.Event()
+
+    def answer(server: FakeServer, one: Sample, rid: str) -> None:
+        if one.index == 5 and not dying.is_set():
+            dying.set()
+            threading.Timer(0.015, server.dead.set).start()
+        if dying.is_set() and server.starts == 0:
+            raise ServerError("connection refused")
+        server.record(one, rid)
+
+    run.server.answer = answer
+    run.go()
+    assert run.done() == set(range(12))
 
 
 def test_what_the_recorder_fails_on_three_times_goes_to_quarantine(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "sglang", "textual", "httpx", "plotext", "numpy", "rich", "libcst", "transformers"}
+HEAVY = {"torch", "sglang", "textual", "httpx", "plotext", "numpy", "rich", "libcst", "transformers", "aiohttp"}
 OURS = {"workbench", "probes", "patches", "bench"}
 MAY_IMPORT = {"patches": {"torch", "libcst", "sglang"}, "probes": {"torch", "safetensors", "transformers", "datasets"}}
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--help"], ["probe", "--help"], ["serve", "--help"], ["patch", "--help"], ["extract", "--help"]]
+    "arguments",
+    [[], ["--help"], *([name, "--help"] for name in ("probe", "serve", "patch", "extract", "bench"))],
 )
 def test_the_command_line_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (

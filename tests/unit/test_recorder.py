@@ -386,3 +386,11 @@ def settled_status(dump_dir: Path) -> dict[str, Any]:
                 return status
         time.sleep(0.02)
     raise AssertionError("no status")
+
+
+def test_half_a_line_of_a_killed_server_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "index.jsonl").write_text('{"n": 4, "request_id": "hs-a"}\n{"n": 5, "requ')
+    store = DumpStore(tmp_path)
+    store.write("hs-b", [], {"pass": {"index": 0}})
+    last = json.loads((tmp_path / "index.jsonl").read_text().splitlines()[-1])
+    assert last["request_id"] == "hs-b"

@@ -9,6 +9,9 @@ from workbench.errors import HsbenchError
 from workbench.extract.index import IndexLine
 from workbench.extract.sample import Sample
 
+REST_S = 1.0
+"""Before a row is sent again, the longer the oftener it failed: a server that is being killed takes a while to be gone,
+and until then refuses everything."""
 TRIES = 3
 """Requests that a row may take while the server lives."""
 DEATHS_SHARED = 2
@@ -24,12 +27,22 @@ class Attempt:
         self.sample, self.nbytes = sample, nbytes
         self.tries = self.deaths = self.deaths_alone = self.sent_times = 0
         self.began = time.monotonic()
+        self.ready_at = 0.0
         self.alone = False
 
     def next_id(self, prefix: str) -> str:
         """A request id that was not used before."""
         self.sent_times += 1
         return f"{prefix}{self.sample.index}-{self.sent_times}"
+
+    def failed(self) -> None:
+        """The server lives and the request came to nothing."""
+        self.tries += 1
+        self.rest()
+
+    def rest(self) -> None:
+        """Not to be sent for a while."""
+        self.ready_at = time.monotonic() + REST_S * 4 ** max(0, self.tries - 1)
 
     def died(self) -> None:
         """The server died while this was in flight."""

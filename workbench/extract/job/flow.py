@@ -127,8 +127,8 @@ class Flow:
 
     def _candidate(self) -> Attempt | None:
         """The next row to send: one to be sent again, else the next of the data set."""
-        if self._next is None and self._again:
-            self._next = self._again.popleft()
+        if self._next is None:
+            self._next = self._rested()
         while self._next is None and not self._ended:
             row = next(self._rows, None)
             if row is None:
@@ -140,6 +140,15 @@ class Flow:
             else:
                 self._next = Attempt(row, len(row.input_ids) * self._limits.bytes_per_token)
         return self._next
+
+    def _rested(self) -> Attempt | None:
+        """A row to be sent again whose time has come."""
+        now = time.monotonic()
+        for attempt in self._again:
+            if attempt.ready_at <= now:
+                self._again.remove(attempt)
+                return attempt
+        return None
 
     def _must_wait(self, attempt: Attempt) -> str | None:
         """Why the next row is not sent now. Alone means alone, for a row that servers died with."""
@@ -221,17 +230,19 @@ class Flow:
         row = attempt.sample.index
         if isinstance(error, Missing):
             self._full = attempt.nbytes
+            attempt.rest()
             self._say(f"row {row}: {error.message}", "warning", row)
         elif self._keeper.lost():
             self._trouble = self._trouble or "the server is gone"
             attempt.died()
         elif isinstance(error, AnsweredWithError) and error.status in BUSY:
+            attempt.rest()
             self._say(f"row {row}: {error.message}", "warning", row)
         elif isinstance(error, RequestRefused):
             self._refuse(Refused(row, "server", error.message))
             return
         elif isinstance(error, ServerError | TimedOut):
-            attempt.tries += 1
+            attempt.failed()
             self._say(f"row {row}, request {attempt.tries}: {error.message}", "warning", row)
         else:
             raise error
