@@ -13,6 +13,7 @@ import pytest
 from tests.unit.extract_support import sample, write_both
 from tests.unit.job_support import wait_until
 from workbench import cli
+from workbench.commands.extract import Lines
 from workbench.errors import Missing, UsageError
 from workbench.extract.job import gate as gate_module
 from workbench.extract.job import preflight
@@ -242,3 +243,12 @@ def test_a_job_remembers_its_server_when_the_servers_own_record_is_gone(
     assert files.load_server("b") is None
     server_record("a", tmp_path / "newer").save()
     assert files.load_server("a") == server_record("a", tmp_path / "newer")
+
+
+def test_a_job_in_the_foreground_says_now_and_then_how_far_it_is(tmp_path: Path) -> None:
+    JobFiles(tmp_path).save(job_file(tmp_path))
+    lines = Lines(tmp_path)
+    picture = Progress(time=time.time(), state="running", rows=9, written=3)
+    assert lines.of(picture) == "", "none is due yet"
+    lines._every_s = 0.0
+    assert "3/9 samples" in lines.of(picture)

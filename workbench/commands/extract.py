@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from workbench.errors import UsageError
 from workbench.server.specs import CAPTURE_HELP, ROUTES
 
 if TYPE_CHECKING:
+    from workbench.extract.job.events import JobEvent
     from workbench.extract.job.files import Request
     from workbench.extract.job.settings import ExtractSettings
 
@@ -20,6 +22,8 @@ FORMATS = ("speculators-v1", "speculators", "specforge")
 LOOK_AT = 200
 """Rows whose mask coverage a preview tells."""
 GIB = 1 << 30
+TERMINAL_S, LINE_S = 5.0, 30.0
+"""Seconds between two lines of a job in the foreground, with and without somebody who looks on."""
 
 
 class Shard(click.ParamType[Any]):
@@ -168,13 +172,39 @@ def _in_foreground(request: "Request", as_json: bool) -> int:
     from workbench.extract.job.events import Ended
     from workbench.extract.job.run import Control, run
 
-    control = Control()
+    control, lines = Control(), Lines(request.settings.folder)
     control.on_signals()
     code = 0
     for event in run(request, control):
         _show(event, as_json)
+        if not as_json and (line := lines.of(event)):
+            output.narrate(line)
         code = event.exit_code if isinstance(event, Ended) else code
     return code
+
+
+class Lines:
+    """Now and then a line about how far a job in the foreground is."""
+
+    def __init__(self, folder: Path) -> None:
+        from workbench.extract.watch.own import Known
+
+        self._folder, self._known = folder, Known()
+        self._told = time.monotonic()
+        self._every_s = TERMINAL_S if sys.stderr.isatty() else LINE_S
+
+    def of(self, event: "JobEvent") -> str:
+        """The line, empty while none is due."""
+        from workbench.extract.job.files import JobFiles
+        from workbench.extract.watch import own
+        from workbench.render.watch import watch_line
+
+        self._known = own.take(self._known, event)
+        if self._known.progress is None or time.monotonic() - self._told < self._every_s:
+            return ""
+        self._told = time.monotonic()
+        job = JobFiles(self._folder).load()
+        return "" if job is None else watch_line(own.view(self._known, job, True, time.time(), str(self._folder)))
 
 
 def _detached(request: "Request", as_json: bool) -> int:
