@@ -37,6 +37,11 @@ def complain(message: str, next_step: str = "", details: str = "") -> None:
         _write(sys.stderr, f"  next: {next_step}\n")
 
 
+def narrates_to_a_person() -> bool:
+    """Whether somebody reads the narration as it comes."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def show_help(text: str) -> None:
     """Help that answers an incomplete call goes to stderr, since it is not what was asked for."""
     _write(sys.stderr, text + "\n")

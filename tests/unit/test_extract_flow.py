@@ -140,6 +140,23 @@ def test_a_server_that_takes_a_while_to_be_gone_uses_up_no_tries(tmp_path: Path)
     assert run.done() == set(range(12))
 
 
+def test_the_last_row_is_waited_for_while_it_may_not_be_sent(tmp_path: Path) -> None:
+    run = Run(tmp_path, rows=6)
+    failed = threading.Event()
+
+    def answer(server: FakeServer, one: Sample, rid: str) -> None:
+        if one.index == 5 and not failed.is_set():
+            run.gate.pause.touch()
+            threading.Timer(0.6, run.gate.pause.unlink).start()
+            failed.set()
+            raise ServerError("the server broke off")
+        server.record(one, rid)
+
+    run.server.answer = answer
+    run.go()
+    assert run.done() == set(range(6))
+
+
 def test_what_the_recorder_fails_on_three_times_goes_to_quarantine(tmp_path: Path) -> None:
     run = Run(tmp_path, rows=6)
 

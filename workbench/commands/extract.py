@@ -191,7 +191,7 @@ class Lines:
 
         self._folder, self._known = folder, Known()
         self._told = time.monotonic()
-        self._every_s = TERMINAL_S if sys.stderr.isatty() else LINE_S
+        self._every_s = TERMINAL_S if output.narrates_to_a_person() else LINE_S
 
     def of(self, event: "JobEvent") -> str:
         """The line, empty while none is due."""

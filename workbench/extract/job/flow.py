@@ -31,6 +31,8 @@ TICK_S = 0.2
 WRITE_TRIES = 3
 RESTARTS = 5
 """Servers that may die in a row without a single sample in between."""
+HOLD_S = 0.2
+"""Nothing is sent for so long after a request came to nothing, lest a dying server be offered the whole data set."""
 BUSY = (429, 503)
 """Answers of a server that may take the same request later."""
 
@@ -80,6 +82,7 @@ class Flow:
         self._trouble = ""
         self._deaths = 0
         """Servers that died since the last sample."""
+        self._hold_until = 0.0
         self._full = 0
         """Bytes that the dump folder must take before another request, after it was full."""
 
@@ -106,7 +109,9 @@ class Flow:
         """Whether the run is over; asked when nothing is under way and nothing could be sent."""
         if not self._lanes.outcomes.empty():
             return False
-        return self._stopping() or (self._ended and not self._again and not self._unwritten)
+        if self._stopping():
+            return True
+        return self._ended and self._next is None and not self._again and not self._unwritten
 
     def _feed(self) -> bool:
         """Send what may be sent; whether anything was."""
@@ -116,8 +121,7 @@ class Flow:
         attempt = None if self._stopping() else self._candidate()
         if attempt is None:
             return False
-        why = self._must_wait(attempt)
-        if why is not None:
+        if time.monotonic() < self._hold_until or self._must_wait(attempt) is not None:
             return False
         self._next = None
         self._gate.take(attempt.nbytes)
@@ -243,6 +247,7 @@ class Flow:
             return
         elif isinstance(error, ServerError | TimedOut):
             attempt.failed()
+            self._hold_until = time.monotonic() + HOLD_S
             self._say(f"row {row}, request {attempt.tries}: {error.message}", "warning", row)
         else:
             raise error
