@@ -24,7 +24,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--api", choices=get_args(Api), default="native")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 64, 256])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--rates", type=int, nargs="*", default=[25_000, 50_000, 75_000, 100_000])
     options = parser.parse_args()
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _accuracy(api: Api, concurrency: list[int], repeat: int) -> None:
-    schedule = Schedule(ttft=TTFT_S, itl=ITL_S)
+    schedule = Schedule(ttft=TTFT_S, itl=ITL_S, spin=0.002)
     print(f"ratios: TTFT {TTFT_S} s, ITL {ITL_S} s, {TOKENS} tokens, all requests at once")
     print(f"{'in flight':>9} {'to':<9}{'TTFT':>9}{'ITL':>9}{'TPOT':>9}{'tok/s':>9}", end="")
     print(f"{'late, ms':>10}{'lag p99, ms':>13}{'CPU':>7}  limited")

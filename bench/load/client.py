@@ -111,5 +111,7 @@ def _transport_words(error: Exception) -> str:
         return "no byte came in the time allowed"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect: {error.strerror or error}"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the connection broke in the middle of the answer"
     words = " ".join(str(error).split())
     return f"the connection broke: {words or type(error).__name__}"

@@ -2,12 +2,13 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from bench.load.metrics import Metrics, Spread
 from bench.load.runner import Point
+from bench.load.store import Run
 from workbench.errors import UsageError
 
 
@@ -94,6 +95,20 @@ def _differences(one: Point, other: Point) -> list[Difference]:
 def slower_than(differences: Sequence[Difference], share: float) -> list[Difference]:
     """The judged figures that are worse by more than `share`."""
     return [difference for difference in differences if difference.judged and difference.slower > share]
+
+
+def cautions(first: tuple[Run, Sequence[Point]], second: tuple[Run, Sequence[Point]]) -> Iterator[str]:
+    """Reasons not to take the differences for the servers'."""
+    for name, (_, points) in (("A", first), ("B", second)):
+        for point in points:
+            if point.client.limited or point.metrics.failed or point.metrics.counted == "assumed":
+                yield f"{name}, {point.workload.label}: {'; '.join(point.notes)}"
+    one, other = first[0], second[0]
+    if one.model != other.model:
+        yield f"the models differ: {one.model} and {other.model}"
+    for name in sorted(one.facts.keys() | other.facts.keys()):
+        if one.facts.get(name) != other.facts.get(name):
+            yield f"the servers differ in {name}: {one.facts.get(name)} and {other.facts.get(name)}"
 
 
 HEADER = ("workload", "requests", "failed", "short", "counted", "client_limited", *(m.name for m in MEASURES))

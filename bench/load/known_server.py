@@ -32,6 +32,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens an event; an event is due with its last token."""
     usage: str = "every"
     """Whether `every` event, only the `last`, or `none` tells the count."""
+    spin: float = 0.0
+    """Seconds before an event is due from which its time is waited for without sleeping: the loop's timers are only
+    good to a millisecond."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +126,7 @@ class _Clockwork:
         self.streams: list[_Stream] = []
         self._due: list[tuple[float, int, _Stream]] = []
         self._order = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._set_for = 0.0
 
     def add(self, due: float, stream: "_Stream") -> None:
@@ -147,8 +150,9 @@ class _Clockwork:
             self._timer = None
         if self._due:
             self._set_for = self._due[0][0]
-            delay = max(0.0, self._set_for - clock())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._fire)
+            delay = self._set_for - self.schedule.spin - clock()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(delay, self._fire) if delay > 0 else loop.call_soon(self._fire)
 
     def _fire(self) -> None:
         self._timer = None

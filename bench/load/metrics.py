@@ -32,8 +32,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("short", "good requests that did not end by length with the tokens asked for"),
     ("client CPU", "user and system time of hsbench's process while the load ran"),
     ("loop lag", "how late a timer of the client's event loop fires"),
-    ("client-limited", "loop lag p99 above 2 ms, client CPU above 70 % of a core, or more than half of the "
-     "self-test's ceiling: the figures may be the client's, not the server's"),
+    ("client-limited", "loop lag p99 above 2 ms and 5 % of the median TPOT, client CPU above 70 % of a core, or more "
+     "than half of the self-test's ceiling: the figures may be the client's, not the server's"),
 )  # fmt: skip
 """Name and definition of every figure."""
 QUANTILES = (50, 90, 95, 99)
@@ -151,6 +151,13 @@ def tpot_of(record: RequestRecord) -> float | None:
     """Seconds a token after the first chunk; None when there are none."""
     later = sum(record.counts[1:])
     return (record.times[-1] - record.times[0]) / later if later else None
+
+
+def shortest_latency(records: Sequence[RequestRecord]) -> float:
+    """The median TPOT of good requests, or their median TTFT where answers have one token; 0 of nothing."""
+    good = [record for record in records if record.ok and record.times]
+    values = [value for record in good if (value := tpot_of(record))] or [record.times[0] for record in good]
+    return percentile(sorted(values), 50) if values else 0.0
 
 
 def itl_values(record: RequestRecord) -> list[float]:

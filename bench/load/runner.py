@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from bench.load.client import LoadClient, clock
-from bench.load.dialects import Dialect, dialect
+from bench.load.dialects import dialect
 from bench.load.load import Bodies, ClientCost, Loaded, put
 from bench.load.metrics import Metrics, metrics, tpot_of
-from bench.load.prompts import Prompt, Unique, from_file, in_turn
+from bench.load.prompts import Unique, from_file, in_turn
 from bench.load.records import RequestRecord
 from bench.load.spec import BenchSettings, WarmUp, Workload
 from workbench.errors import HsbenchError, RequestRefused, ServerError
@@ -56,50 +56,65 @@ Tell = Callable[[Round | Measured], None]
 
 
 def run(settings: BenchSettings, tell: Tell, api_key: str | None = None, ceiling: float | None = None) -> None:
+    """`run_source` with the settings' own prompts.
+
+    Raises:
+        UsageError: the data or the range of token ids cannot be used.
+        ServerError: no request of a load came to its end.
+    """
+    run_source(Source(settings), tell, api_key, ceiling)
+
+
+def run_source(source: "Source", tell: Tell, api_key: str | None = None, ceiling: float | None = None) -> None:
     """Do every workload; each is told as `Measured` when it is over, and so is every round of a warm-up.
 
     Args:
-        settings: What to do; `model` must be known for OpenAI's APIs.
+        source: What to do, and with which prompts.
         tell: Called in this thread, between loads, with what there is to tell.
         api_key: Sent as a bearer token.
         ceiling: Tokens a second that the self-test found.
 
     Raises:
-        UsageError: the data cannot be used.
         ServerError: no request of a load came to its end.
     """
-    prompts = from_file(settings.data, settings.api) if settings.data is not None else None
-    spoken = dialect(settings.api, settings.model or "")
-    client = LoadClient(settings.url, spoken, settings.timeout, api_key)
-    asyncio.run(_run(settings, client, Source(settings, spoken, prompts), tell, ceiling))
+    settings = source.settings
+    client = LoadClient(settings.url, source.spoken, settings.timeout, api_key)
+    asyncio.run(_run(client, source, tell, ceiling))
 
 
 class Source:
-    """Requests as JSON; no synthetic prompt comes twice in a run, warm-up included."""
+    """The settings, and requests as JSON; no synthetic prompt comes twice in a run, warm-up included.
 
-    def __init__(self, settings: BenchSettings, spoken: Dialect, prompts: list[Prompt] | None) -> None:
-        self._settings, self._spoken = settings, spoken
+    Raises:
+        UsageError: the data or the range of token ids cannot be used.
+    """
+
+    def __init__(self, settings: BenchSettings) -> None:
+        self.settings = settings
+        self.spoken = dialect(settings.api, settings.model or "")
+        prompts = from_file(settings.data, settings.api) if settings.data is not None else None
         self.rows = None if prompts is None else len(prompts)
-        self._unique = Unique(*settings.token_range, settings.seed)
         self._rows = None if prompts is None else in_turn(prompts)
+        self._unique = Unique(*settings.token_range, settings.seed)
         self.sent = 0
 
     def bodies(self, work: Workload) -> Bodies:
         """Endless requests of one workload."""
-        prompts = self._rows or self._unique.endless(work.input_len or 1, self._settings.api)
+        prompts = self._rows or self._unique.endless(work.input_len or 1, self.settings.api)
         for prompt in prompts:
             self.sent += 1
-            yield self._spoken.body(prompt, work.output_len, work.ignore_eos)
+            yield self.spoken.body(prompt, work.output_len, work.ignore_eos)
 
 
-async def _run(settings: BenchSettings, client: LoadClient, source: Source, tell: Tell, ceiling: float | None) -> None:
+async def _run(client: LoadClient, source: Source, tell: Tell, ceiling: float | None) -> None:
+    settings = source.settings
     async with client:
         for number, work in enumerate(settings.workloads):
             bodies = source.bodies(work)
             warmed = await warm_up(client, bodies, work, settings.warm_up, tell) if settings.warm_up else None
             loaded = await put(client, bodies, work, settings.seed + number, ceiling)
-            tell(Measured(point=_point(settings, work, loaded, warmed, source), records=loaded.records))
             _must_have_answers(loaded.records)
+            tell(Measured(point=_point(work, loaded, warmed, source), records=loaded.records))
 
 
 async def warm_up(client: LoadClient, bodies: Bodies, work: Workload, rule: WarmUp, tell: Tell) -> Warmed:
@@ -147,8 +162,8 @@ def error_of(record: RequestRecord) -> HsbenchError:
     return ServerError(f"no request came to its end: {words}", "see the server's log")
 
 
-def _point(settings: BenchSettings, work: Workload, loaded: Loaded, warmed: Warmed | None, source: Source) -> Point:
-    found = metrics(loaded.records, work.concurrency, settings.limits)
+def _point(work: Workload, loaded: Loaded, warmed: Warmed | None, source: Source) -> Point:
+    found = metrics(loaded.records, work.concurrency, source.settings.limits)
     notes = tuple(_notes(work, found, loaded.cost, warmed, source))
     return Point(workload=work, metrics=found, client=loaded.cost, warmed=warmed, notes=notes)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.load.runner import Measured, Round, run
+from bench.load.runner import Measured, Round, Source, run_source
 from bench.load.selftest import remembered
 from bench.load.spec import BenchSettings
 from bench.load.store import RunFolder, new_run
@@ -36,7 +36,7 @@ def fresh_seed() -> int:
 
 
 def measure(settings: BenchSettings, tell: Tell, out: Path | None = None, api_key: str | None = None) -> RunFolder:
-    """Do the run and store it. A run that breaks off keeps the workloads that were over.
+    """Do the run and store it. A run that breaks off keeps the workloads that were over, if any.
 
     Args:
         settings: What to do; the URL may end in `/v1`.
@@ -48,6 +48,7 @@ def measure(settings: BenchSettings, tell: Tell, out: Path | None = None, api_ke
     settings = msgspec.structs.replace(
         settings, url=target.url, model=target.model, token_range=_known_tokens(settings, target.model)
     )
+    source = Source(settings)
     folder = RunFolder.create(new_run(settings, target.model, target.facts), out)
     tell(target)
     count = 0
@@ -59,7 +60,12 @@ def measure(settings: BenchSettings, tell: Tell, out: Path | None = None, api_ke
             count += 1
         tell(told)
 
-    run(settings, keep, api_key, remembered(settings.api))
+    try:
+        run_source(source, keep, api_key, remembered(settings.api))
+    except BaseException:
+        if not count:
+            folder.discard()
+        raise
     folder.finish()
     return folder
 

@@ -86,6 +86,11 @@ class RunFolder:
         """Say that nothing is missing."""
         self._save(Summary(points=self.summary().points, finished=True))
 
+    def discard(self) -> None:
+        """Remove a run of which nothing was measured."""
+        (self.path / "run.json").unlink()
+        self.path.rmdir()
+
     def _save(self, summary: Summary) -> None:
         replace_bytes(self.path / "summary.json", _json(summary))
 

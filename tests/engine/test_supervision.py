@@ -142,7 +142,7 @@ def test_a_start_that_spins_in_its_warm_up_is_a_hang_with_its_frame(demo_model: 
         *("serve", "--model", str(demo_model), "--device", "cpu", "--port", "0", "--name", "sabotaged"),
         *("--silence", "20", "--timeout", "300"),
         PYTHONPATH=str(FAULTS),
-        HS_TEST_SPIN="1",
+        HS_TEST_SPIN="always",
     )
     record = state.load("sabotaged")
     assert record is not None

@@ -8,7 +8,16 @@ import pytest
 
 from bench.load.curves import rate_over_time, share_within
 from bench.load.load import cost_of
-from bench.load.metrics import DEFINITIONS, full_window, itl_values, metrics, percentile, spread, tokens_between
+from bench.load.metrics import (
+    DEFINITIONS,
+    full_window,
+    itl_values,
+    metrics,
+    percentile,
+    shortest_latency,
+    spread,
+    tokens_between,
+)
 from bench.load.spec import GoodputLimits
 from tests.unit.bench_support import request
 
@@ -75,6 +84,8 @@ def test_the_full_batch_window() -> None:
     assert full_window([a, b], 3) is None
     assert full_window([a, b], None) is None
     assert full_window([request(0.0, [1.0, 2.0]), request(5.0, [1.0, 2.0])], 2) is None
+    failed = request(0.0, [1.0, 2.0], end=3.5, error="broke")  # in flight until it failed
+    assert full_window([a, failed], 2) == (1.0, 3.5)
 
 
 def test_every_token_is_in_one_stretch() -> None:
@@ -88,7 +99,8 @@ def test_every_token_is_in_one_stretch() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 1000])
 def test_percentiles_are_numpys(count: int) -> None:
-    values = sorted(random.Random(count).expovariate(1) for _ in range(count))
+    rng = random.Random(count)
+    values = sorted(rng.expovariate(1) for _ in range(count))
     for percent in (0, 50, 90, 95, 99, 100):
         assert percentile(values, percent) == pytest.approx(np.percentile(values, percent), rel=1e-12)
     found = spread(values)
@@ -134,6 +146,10 @@ def test_when_a_run_is_limited_by_its_client() -> None:
     assert "CPU" in cost_of(0.71, 1.0, 1000, []).limited[0]
     assert "self-test" in cost_of(0.1, 1.0, 1000, [], ceiling=1999).limited[0]
     assert cost_of(0.1, 1.0, 1000, [], ceiling=2001).limited == ()
+    slow = [0.001] * 90 + [0.003] * 10
+    assert cost_of(0.5, 1.0, 1000, slow, lag_bound=0.004).limited == ()
+    assert shortest_latency([request(0.0, [0.5, 0.7, 0.9]), request(0.0, [9.0])]) == pytest.approx(0.2)
+    assert (shortest_latency([request(0.0, [9.0])]), shortest_latency([request(0.0, [])])) == (9.0, 0.0)
     assert cost_of(0.0, 0.0, 0, []).cpu_us_per_token is None
 
 

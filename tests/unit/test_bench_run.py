@@ -14,17 +14,17 @@ import pytest
 
 from bench.load import selftest
 from bench.load.client import LoadClient
-from bench.load.compare import as_markdown, compare, slower_than
+from bench.load.compare import as_markdown, cautions, compare, slower_than
 from bench.load.dialects import dialect
 from bench.load.known_server import KnownServer, Schedule
-from bench.load.load import put
+from bench.load.load import cost_of, put
 from bench.load.metrics import metrics
 from bench.load.runner import Measured, Point, Round, settled
 from bench.load.session import measure
 from bench.load.spec import BenchSettings, WarmUp, Workload, grid
-from bench.load.store import RunFolder, Summary, find_run
+from bench.load.store import RunFolder, Summary, find_run, new_run
 from bench.load.target import Target
-from tests.unit.bench_support import DONE, native
+from tests.unit.bench_support import DONE, native, request
 from workbench import cli
 from workbench.errors import UsageError
 
@@ -129,6 +129,13 @@ def test_data_from_a_file(url: str, tmp_path: Path) -> None:
     assert any("more than once" in note for note in point.notes)
 
 
+def test_bad_data_leaves_no_run_behind(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    assert cli.run(["bench", "--url", url, "--data", str(tmp_path / "data.jsonl")]) == 2
+    assert "row 1 has no prompt" in capsys.readouterr().err
+    assert "no run is kept" in list_of_runs(capsys)
+
+
 def test_the_commands(url: str, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*arguments: str) -> tuple[int, str]:
         code = cli.run(["bench", *arguments])
@@ -160,9 +167,6 @@ def test_the_commands(url: str, state: Path, capsys: pytest.CaptureFixture[str])
 
 def point(label: int, ttft: float, tokens: int) -> Point:
     """A point whose figures are known: one request of `tokens` after `ttft`, in a second."""
-    from bench.load.load import cost_of
-    from tests.unit.bench_support import request
-
     times = [ttft + n / (tokens - 1) for n in range(tokens)]
     work = Workload(input_len=label, output_len=tokens)
     found = metrics([request(0.0, times)], 1)
@@ -193,9 +197,20 @@ def test_comparing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "TTFT p50" in capsys.readouterr().err
 
 
-def stored(path: Path, one: Point) -> RunFolder:
-    from bench.load.store import new_run
+def test_why_a_difference_may_not_be_the_servers(tmp_path: Path) -> None:
+    calm = point(1, 0.1, 101)
+    busy = msgspec.structs.replace(calm, client=cost_of(0.9, 1.0, 101, []), notes=("CLIENT-LIMITED: x",))
+    one = stored(tmp_path / "a", calm).run()
+    other = msgspec.structs.replace(one, model="n", facts={"tp_size": 2})
+    assert list(cautions((one, [calm]), (one, [calm]))) == []
+    assert list(cautions((one, [calm]), (other, [busy]))) == [
+        "B, 1->101 c=1: CLIENT-LIMITED: x",
+        "the models differ: m and n",
+        "the servers differ in tp_size: None and 2",
+    ]
 
+
+def stored(path: Path, one: Point) -> RunFolder:
     folder = RunFolder.create(new_run(settings("http://x", one.workload), "m", {}), path)
     folder.append(0, Measured(point=one, records=()))
     folder.finish()
@@ -217,6 +232,11 @@ def test_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").write_text("{")
     with pytest.raises(UsageError, match="cannot be read"):
         folder.summary()
+
+
+def list_of_runs(capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.run(["bench", "list"]) == 0
+    return capsys.readouterr().out
 
 
 class Odd(BaseHTTPRequestHandler):
@@ -254,13 +274,17 @@ def odd() -> Iterator[str]:
 
 
 def test_a_server_that_refuses_or_gives_less(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "--url", odd, "--output-len", "3"]) == 3
-    said = capsys.readouterr().err
-    assert "hsbench: the server refused the requests: HTTP 400: the prompt is too long" in said
-    assert "Traceback" not in said
+    for more in ([], ["--no-warm-up"]):
+        assert cli.run(["bench", "--url", odd, "--output-len", "3", *more]) == 3
+        said = capsys.readouterr().err
+        assert "hsbench: the server refused the requests: HTTP 400: the prompt is too long" in said
+        assert "Traceback" not in said
+    assert "no run is kept" in list_of_runs(capsys)
     short = ["bench", "--url", odd, "--output-len", "2", "--requests", "3", "--no-warm-up"]
     assert cli.run(short) == 1
-    assert "3 answers have not the length asked for; ended 3 by stop" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "3 answers have not the length asked for; ended 3 by stop" in shown.out
+    assert "answers were shorter" in shown.err
     assert cli.run([*short, "--respect-eos"]) == 0
 
 

@@ -102,6 +102,8 @@ def _measure(given: dict[str, Any], as_json: bool) -> int:
         output.data(summary_text(points))
     output.narrate(f"kept in {folder.path}; hsbench bench show {folder.path.name} draws it")
     bad = any(one.metrics.failed or (one.metrics.short and one.workload.ignore_eos) for one in points)
+    if bad:
+        output.complain("requests failed, or answers were shorter than asked", "the lines with ! say which")
     return ExitCode.CHECK_FAILED if bad else ExitCode.OK
 
 
@@ -187,14 +189,18 @@ def show(run: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a figure.")
 def compare(first: str, second: str, fail_if_slower: str | None, as_json: bool) -> None:
     """Compare run B with run A, workload by workload."""
+    from bench.load.compare import cautions, slower_than
     from bench.load.compare import compare as differences_of
-    from bench.load.compare import slower_than
     from bench.load.spec import parse_percent
     from bench.load.store import find_run
     from workbench.render.bench import differences_text
+    from workbench.render.text import harmless
 
     share = None if fail_if_slower is None else parse_percent(fail_if_slower)
-    differences = differences_of(*(find_run(name).summary().points for name in (first, second)))
+    old, new = ((folder.run(), folder.summary().points) for folder in map(find_run, (first, second)))
+    differences = differences_of(old[1], new[1])
+    for caution in cautions(old, new):
+        output.narrate(f"! {harmless(caution)}")
     if as_json:
         for one in differences:
             output.data_json(one)

@@ -3,7 +3,7 @@
 Python imports this module at start-up when its folder is on PYTHONPATH. The file named by `HS_TEST_FAULT` holds
 `shift` (every block is captured one block late), `swap` (the rows of the first two requests of a pass change
 places, their token ids do not), `nan`, `slow` or nothing. With `HS_TEST_SPIN` the first forward pass, which is the
-warm-up's, never ends.
+warm-up's, never ends; if it holds a number, only in a server that was given this `--random-seed`.
 """
 
 import importlib.abc
@@ -64,14 +64,17 @@ def plant_faults(recorder: Any) -> None:
     pipeline.Recorder._write = slow_write
 
 
-def spin_in_the_warm_up(*_: Any, **__: Any) -> Any:
-    """As a collective does whose peer never comes."""
-    while True:
-        pass
-
-
 def plant_spin(runner: Any) -> None:
     """Replace the model runner's forward pass."""
+    forward = runner.ModelRunner.forward
+    seed = os.environ["HS_TEST_SPIN"]
+
+    def spin_in_the_warm_up(self: Any, *args: Any, **how: Any) -> Any:
+        """As a collective does whose peer never comes."""
+        while not seed.isdecimal() or self.server_args.random_seed == int(seed):
+            pass
+        return forward(self, *args, **how)
+
     runner.ModelRunner.forward = spin_in_the_warm_up
 
 
