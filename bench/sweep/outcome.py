@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
-from bench.sweep.design import Stage
+from bench.sweep.design import Stage, screening
 from bench.sweep.journal import Settings
 from bench.sweep.records import ENDING, Row, StartRecord, Table
 from bench.sweep.serving import NCCL_SERVES
@@ -52,6 +52,13 @@ def winners_of(settings: Settings, records: Sequence[StartRecord]) -> tuple[str,
     screen = [record for record in records if record.start.stage == "screen"]
     alive = [variant.name for variant in settings.variants if variant.name not in ended(screen)]
     return winners(ratios(screen, "screen", alive, DECODE), settings.most_winners, settings.margin)
+
+
+def screened(settings: Settings, records: Sequence[StartRecord]) -> bool:
+    """Whether no start of the screening is left to be made."""
+    over, done = ended(records), settled(records, settings.retries)
+    plan = screening([variant.name for variant in settings.variants], settings.blocks, settings.seed)
+    return all(start.key in done or start.variant in over for start in plan)
 
 
 def table(settings: Settings, records: Sequence[StartRecord], complete: bool) -> Table:

@@ -1,4 +1,4 @@
-"""A sweep of flags on a real SGLang on the CPU: one variant hangs, one computes something else; broken off and resumed."""
+"""A sweep of flags on a real SGLang: one variant hangs, one computes something else; broken off and resumed."""
 
 import json
 import signal

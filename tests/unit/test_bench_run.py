@@ -81,9 +81,10 @@ def test_counts_that_are_not_given_are_marked(usage: str, counted: str, tmp_path
     assert any("ASSUMED" in note or "total" in note for note in found.notes)
 
 
-def test_the_server_keeps_its_schedule(url: str) -> None:
+@pytest.mark.parametrize("spin", [0.0, 0.002])
+def test_the_server_keeps_its_schedule(spin: float) -> None:
     """What it wrote is what was asked for, event by event and never early; how late is the machine's affair."""
-    with KnownServer(Schedule(ttft=0.05, itl=0.01, chunk=2)) as server:
+    with KnownServer(Schedule(ttft=0.05, itl=0.01, chunk=2, spin=spin)) as server:
         loaded = selftest.offer(server.url, "native", 3, 5)
         account = server.account()
         assert server.account().answers == ()

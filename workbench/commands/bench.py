@@ -14,10 +14,31 @@ from workbench.exitcodes import ExitCode
 if TYPE_CHECKING:
     from bench.load.spec import BenchSettings
 
+SWEEP, SWEEP_FILE = "--nccl-sweep", "sweep.json"
 APIS = ("native", "openai", "openai-chat")
 
 
-@click.group(invoke_without_command=True)
+class BenchGroup(click.Group):
+    """Knows `--nccl-sweep` too: another name of the subcommand `sweep`, which has a module of its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ours = args[: args.index("--")] if "--" in args else args
+        if SWEEP in ours:
+            args = ["sweep", *(word for number, word in enumerate(args) if word != SWEEP or number >= len(ours))]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "sweep"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "sweep":
+            return super().get_command(ctx, cmd_name)
+        from workbench.commands.sweep import sweep
+
+        return sweep
+
+
+@click.group(cls=BenchGroup, invoke_without_command=True)
 @click.option("--url", help="A server that runs, of any kind with --api openai or openai-chat.")
 @click.option("--name", help="A server that hsbench started [default: the only one].")
 @click.option("--api", type=click.Choice(APIS), default="native", show_default=True, help="How to ask.")
@@ -171,15 +192,34 @@ def list_runs(as_json: bool) -> None:
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(run: str, as_json: bool) -> None:
-    """Show RUN, its name, folder or `last`, with latencies and rates drawn."""
+    """Show RUN, its name, folder or `last`, with latencies and rates drawn; a sweep's folder with its decisions."""
     from bench.load.store import find_run
     from workbench.render.bench import run_text
 
+    if (Path(run) / SWEEP_FILE).is_file():
+        _show_sweep(Path(run), as_json)
+        return
     folder = find_run(run)
     if as_json:
         output.data_json({"run": folder.run(), "summary": folder.summary()})
     else:
         output.data(run_text(folder))
+
+
+def _show_sweep(folder: Path, as_json: bool) -> None:
+    """The table of decisions, made anew from the starts."""
+    from bench.sweep.journal import load_settings, load_starts
+    from bench.sweep.outcome import screened, table
+    from workbench.render.sweep import table_text
+
+    settings, starts = load_settings(folder), load_starts(folder)
+    if settings is None:
+        raise UsageError(f"there is no sweep in {folder}", "hsbench bench --nccl-sweep --out DIR makes one")
+    decided = table(settings, starts, complete=screened(settings, starts))
+    if as_json:
+        output.data_json(decided)
+    else:
+        output.data(table_text(decided))
 
 
 @bench.command()
