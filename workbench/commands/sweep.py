@@ -33,6 +33,9 @@ TP_FLAGS = ("--tp-size", "--tp", "--tensor-parallel-size")
 @click.option("--blocks", type=click.IntRange(2, 50), default=3, show_default=True, help="Starts of each variant.")
 @click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="MIN", help="Stop in time; resumable.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order of starts.")
+@click.option(
+    "--retries", type=click.IntRange(0, 10), default=1, show_default=True, help="Of starts not to be counted."
+)
 @click.option("--no-confirm", is_flag=True, help="Do not start winners afresh.")
 @click.option("--nccl-debug", is_flag=True, help="Start each variant once more, untimed, with NCCL's log on.")
 @click.option("--concurrency", type=click.IntRange(1, 1024), default=1, show_default=True)
@@ -98,6 +101,7 @@ def _settings(given: dict[str, Any], spec: "LaunchSpec") -> "Settings":
         blocks=given["blocks"],
         seed=given["seed"],
         confirm=not given["no_confirm"],
+        retries=given["retries"],
         debug=given["nccl_debug"],
         server=_described(spec, given),
     )
