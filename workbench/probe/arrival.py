@@ -28,10 +28,10 @@ def wait_for_dumps(
     tokens that were never recorded. Reads only what was appended to `index.jsonl` since the last look.
     """
     deadline = clock() + timeout_s
-    tail = _Tail(dump_dir / "index.jsonl")
+    tail = NewLines(dump_dir / "index.jsonl")
     found: list[dict[str, Any]] = []
     while True:
-        new = [entry for entry in tail.find(request_id) if str(entry.get("n")).isdigit()]
+        new = [entry for entry in tail.about(request_id) if str(entry.get("n")).isdigit()]
         if new and not found:
             deadline = min(deadline, clock() + rest_s)
         found += new
@@ -48,17 +48,19 @@ def _settled(found: list[dict[str, Any]], tokens: int) -> bool:
     return bool(found) and sum(int(entry.get("num_tokens", 0)) for entry in found) >= tokens
 
 
-class _Tail:
-    """Whole lines of a file of JSON objects as it grows, each looked at once."""
+class NewLines:
+    """Whole lines of a growing file of JSON objects, each given once. A file that got shorter is read anew."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
 
-    def find(self, request_id: str) -> list[dict[str, Any]]:
-        """New lines about the request."""
+    def take(self) -> list[dict[str, Any]]:
+        """The objects that came since the last time; a line that is none is passed over."""
         try:
             with open(self.path, "rb") as file:
+                if file.seek(0, 2) < self._offset:  # somebody emptied the folder
+                    self._offset = 0
                 file.seek(self._offset)
                 data = file.read()
         except OSError:
@@ -67,14 +69,18 @@ class _Tail:
         self._offset += len(whole)
         found = []
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            with contextlib.suppress(ValueError):
                 entry = json.loads(line)
-                if entry["request_id"] == request_id:
+                if isinstance(entry, dict):
                     found.append(entry)
         return found
+
+    def about(self, request_id: str) -> list[dict[str, Any]]:
+        """Those of them about one request."""
+        return [entry for entry in self.take() if entry.get("request_id") == request_id]
 
 
 def errors_of(dump_dir: Path, request_id: str) -> Callable[[], bool]:
     """Tells, each time it is called, whether the recorder has newly reported a failure of this request."""
-    tail = _Tail(dump_dir / "errors.jsonl")
-    return lambda: bool(tail.find(request_id))
+    tail = NewLines(dump_dir / "errors.jsonl")
+    return lambda: bool(tail.about(request_id))

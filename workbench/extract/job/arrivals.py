@@ -4,13 +4,13 @@ What comes and was not expected, but bears the run's request ids, is left over f
 that was given up; it is removed, since nobody else will.
 """
 
-import contextlib
-import json
 import shutil
 import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from workbench.probe.arrival import NewLines
 
 POLL_S = 0.02
 REST_S = 2.0
@@ -64,11 +64,11 @@ class Arrivals:
         self.highest = -1
         """N of the last dump, of whatever request."""
         self._rest_s = float("inf") if allow_chunked else REST_S
-        self._index, self._errors = _Lines(dump_dir / "index.jsonl"), _Lines(dump_dir / "errors.jsonl")
+        self._index, self._errors = NewLines(dump_dir / "index.jsonl"), NewLines(dump_dir / "errors.jsonl")
         self._expected: dict[str, Expected] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
-        self._errors.new()  # those of before are of requests that nobody waits for
+        self._errors.take()  # those of before are of requests that nobody waits for
         self.look()
         self._thread = threading.Thread(target=self._follow, name="arrivals", daemon=True)
         self._thread.start()
@@ -91,9 +91,9 @@ class Arrivals:
         """Read what is new. The thread does this by itself."""
         now = time.monotonic()
         with self._lock:
-            for entry in self._index.new():
+            for entry in self._index.take():
                 self._take(entry, now)
-            for line in self._errors.new():
+            for line in self._errors.take():
                 found = self._expected.get(str(line.get("request_id")))
                 if found is not None:
                     found.error = str(line.get("error"))
@@ -133,30 +133,3 @@ def sweep(dump_dir: Path) -> int:
     for folder in left:
         shutil.rmtree(folder, ignore_errors=True)
     return len(left)
-
-
-class _Lines:
-    """Whole lines of a growing file of JSON objects, each given once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-
-    def new(self) -> list[dict[str, Any]]:
-        try:
-            with open(self.path, "rb") as file:
-                if file.seek(0, 2) < self._offset:  # somebody emptied the folder
-                    self._offset = 0
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        found = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if isinstance(entry, dict):
-                    found.append(entry)
-        return found
