@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.extract_support import sample
 from tests.unit.job_support import FakeServer, Run, wait_until
-from workbench.errors import CheckFailed, ServerError
+from workbench.errors import CheckFailed, Missing, ServerError
 from workbench.extract.job import attempt
 from workbench.extract.job import gate as gate_module
 from workbench.extract.job.events import Progress
@@ -196,6 +196,36 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_the_rows_own(tmp_path: Pa
     run.server.answer = answer
     run.go()
     assert run.done() == {0, 1, 3, 4}
+    assert "this prompt never" in run.writer.index.get(2).reason  # type: ignore[union-attr]
+    assert run.server.asked.count(2) == 1
+
+
+def test_a_server_that_refuses_everything_ends_the_run(tmp_path: Path) -> None:
+    run = Run(tmp_path, rows=30)
+
+    def answer(server: FakeServer, one: Sample, rid: str) -> None:
+        raise AnsweredWithError(401, "who are you")
+
+    run.server.answer = answer
+    with pytest.raises(CheckFailed, match="4 samples were bad, the last one: who are you"):
+        run.go()
+    assert len(run.writer.index) <= 5
+
+
+def test_lines_without_a_file_wait_for_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, rows=6)
+    run.rows[2] = Refused(2, "mask", "nothing is trained on")
+    refuse, full = run.writer.refuse, [1, 1, 1]
+
+    def when_there_is_room(row: Refused) -> Any:
+        if full:
+            full.pop()
+            raise Missing("index.jsonl cannot be written")
+        return refuse(row)
+
+    monkeypatch.setattr(run.writer, "refuse", when_there_is_room)
+    run.go()
+    assert run.done() == {0, 1, 3, 4, 5}
     assert run.writer.index.get(2).status == "refused"  # type: ignore[union-attr]
 
 
@@ -247,8 +277,6 @@ def test_a_dump_that_could_not_be_written_waits_for_room(tmp_path: Path, monkeyp
     real = run.writer.pool.call
 
     def call(name: str, **arguments: Any) -> Any:
-        from workbench.errors import Missing
-
         if name == "convert" and arguments["target"].find("data_3") > 0 and not full.is_set():
             full.set()
             free["bytes"] = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from workbench.errors import BadSample, CheckFailed, HsbenchError, Missing, RequestRefused, ServerError, TimedOut
+from workbench.errors import BadSample, CheckFailed, HsbenchError, Missing, ServerError, TimedOut
 from workbench.extract.job.arrivals import Arrivals
 from workbench.extract.job.attempt import Attempt, Finished, NotWritten, Outcome
 from workbench.extract.job.events import JobEvent, Level, Slow, State, Told
@@ -35,6 +35,8 @@ HOLD_S = 0.2
 """Nothing is sent for so long after a request came to nothing, lest a dying server be offered the whole data set."""
 BUSY = (429, 503)
 """Answers of a server that may take the same request later."""
+ROWS_OWN = (400, 413, 422)
+"""Answers that say that the request itself is wrong."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -74,6 +76,7 @@ class Flow:
         self._writer, self._gate, self._counts = parts.writer, parts.gate, parts.counts
         self._again: collections.deque[Attempt] = collections.deque()
         self._unwritten: collections.deque[tuple[Attempt, Path]] = collections.deque()
+        self._unrecorded: collections.deque[Callable[[], object]] = collections.deque()
         self._write_tries: collections.Counter[int] = collections.Counter()
         self._told: collections.deque[JobEvent] = collections.deque()
         self._stall = Stall(parts.keeper)
@@ -111,14 +114,15 @@ class Flow:
             return False
         if self._stopping():
             return True
-        return self._ended and self._next is None and not self._again and not self._unwritten
+        return self._ended and not (self._next or self._again or self._unwritten or self._unrecorded)
 
     def _feed(self) -> bool:
         """Send what may be sent; whether anything was."""
+        self._record_waiting()
         if self._unwritten and self._gate.no_room(0) is None:
             self._lanes.write(*self._unwritten.popleft())
             return True
-        attempt = None if self._stopping() else self._candidate()
+        attempt = None if self._stopping() or self._unrecorded else self._candidate()
         if attempt is None:
             return False
         if time.monotonic() < self._hold_until or self._must_wait(attempt) is not None:
@@ -170,10 +174,6 @@ class Flow:
     def _pause(self, why: str, state: State = "paused") -> None:
         if self._counts.pause(state, why):
             self._say(f"{state}: {why}", "warning")
-
-    def _refuse(self, row: Refused) -> None:
-        self._writer.refuse(row)
-        self._counts.refused()
 
     # Outcomes.
 
@@ -242,8 +242,8 @@ class Flow:
         elif isinstance(error, AnsweredWithError) and error.status in BUSY:
             attempt.rest()
             self._say(f"row {row}: {error.message}", "warning", row)
-        elif isinstance(error, RequestRefused):
-            self._refuse(Refused(row, "server", error.message))
+        elif isinstance(error, AnsweredWithError) and error.status in ROWS_OWN:
+            self._lose(attempt, error.message)
             return
         elif isinstance(error, ServerError | TimedOut):
             attempt.failed()
@@ -252,17 +252,38 @@ class Flow:
         else:
             raise error
         if attempt.hopeless:
-            self._lose(attempt, error)
+            died = f"the server died {attempt.deaths} times with it in flight"
+            self._lose(attempt, error.message if attempt.tries else died)
             return
         self._counts.retries += 1
         self._again.append(attempt)
 
-    def _lose(self, attempt: Attempt, error: HsbenchError) -> None:
+    def _lose(self, attempt: Attempt, why: str) -> None:
         row = attempt.sample.index
-        why = error.message if attempt.tries else f"the server died {attempt.deaths} times with it in flight"
-        self._writer.lose(attempt.sample, why)
+        self._record(lambda: self._writer.lose(attempt.sample, why))
         self._counts.quarantined()
         self._say(f"row {row} is given up: {why}", "error", row)
+
+    def _refuse(self, row: Refused) -> None:
+        self._record(lambda: self._writer.refuse(row))
+        self._counts.refused()
+
+    def _record(self, write: Callable[[], object]) -> None:
+        """A line of the index that has no file; it waits, as files do, while the disk is full."""
+        self._unrecorded.append(write)
+        self._record_waiting()
+
+    def _record_waiting(self) -> None:
+        while self._unrecorded:
+            try:
+                self._unrecorded[0]()
+            except Missing as error:
+                self._pause(error.message)
+                return
+            except BaseException:
+                self._unrecorded.popleft()
+                raise
+            self._unrecorded.popleft()
 
     # The server.
 

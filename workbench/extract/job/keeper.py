@@ -21,6 +21,7 @@ from workbench.server.bringup import start_and_wait
 from workbench.server.client import SglangClient
 from workbench.server.events import Note, ServerEvent, Started
 from workbench.server.launch import Plan
+from workbench.server.ready import wait_ready
 from workbench.server.relaunch import plan_of
 from workbench.server.state import ServerRecord
 from workbench.server.stop import stop
@@ -122,6 +123,13 @@ class Keeper:
             yield from self._revive(record)
 
     def _revive(self, record: ServerRecord) -> Iterator[ServerEvent]:
+        other = state.load(record.name)
+        if other is not None and other.pid != record.pid and state.alive(other):
+            yield Note(f"the server {record.name} was started again by somebody else")
+            yield from wait_ready(other, self.settings.timeout_s)
+            self._release()
+            self._use(target_of(other, started_here=False))
+            return
         yield from stop(record, grace_s=0)
         if record.dump is not None and (count := sweep(Path(record.dump.folder))):
             yield Note(f"removed {count} half-written dumps")
