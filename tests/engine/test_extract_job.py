@@ -315,3 +315,19 @@ def test_a_detached_job_is_watched_paused_and_stopped(hsbench: Command, server: 
     assert {"state": "stopped", "pid": None, "rows": ROWS}.items() <= next(
         one for one in listed if one["folder"] == str(out)
     ).items()
+
+
+def test_shards_hold_their_own_rows_in_any_format(hsbench: Command, server: str, some: Path) -> None:
+    out = some.parent / "shards"
+    for number in range(2):
+        wanted = ["--shard", f"{number}/6", "--format", "speculators", "--foreground"]
+        hsbench.ok("extract", str(some), *options(out, 4), *wanted)
+        folder = out / f"shard_{number}-of-6"
+        assert set(index_of(folder)) == set(range(number, SOME, 6))
+        assert len(list((folder / "hidden_states").glob("hs_*.safetensors"))) == SOME // 6
+        assert hsbench.json("verify", str(folder), "--all")["verdict"] == "ok"
+
+
+def test_a_server_that_records_the_other_side_of_the_norm_is_refused(hsbench: Command, server: str, some: Path) -> None:
+    done = hsbench("extract", str(some), *options(some.parent / "post", 4), "--format", "specforge", "--foreground")
+    assert (done.returncode, "takes the last state post-norm; the server records it pre" in done.stderr) == (2, True)
