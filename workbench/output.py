@@ -1,5 +1,6 @@
 """The only module that writes to stdout and stderr: stdout is data, stderr is narration."""
 
+import errno
 import json
 import os
 import sys
@@ -73,6 +74,9 @@ def _write(stream: TextIO | None, text: str) -> None:
         # The reader has seen enough. What was found still decides the exit code, and Python's own flush at the
         # end must not fail on the broken pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError as error:
+        if stream is not sys.stderr or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise  # what is told on the way may be lost to a full disk; a result may not
 
 
 def _put(stream: TextIO, text: str) -> None:

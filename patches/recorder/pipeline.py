@@ -146,7 +146,7 @@ class Recorder:
         with self._changed:
             if self.waiting and self.waiting + size > self.settings.max_waiting:
                 began = time.monotonic()
-                self._changed.wait_for(lambda: self.waiting + size <= self.settings.max_waiting)
+                self._changed.wait_for(lambda: not self.waiting or self.waiting + size <= self.settings.max_waiting)
                 self.counts["held_back_ms"] += int(1000 * (time.monotonic() - began))
             self.waiting += size
             self.waiting_peak = max(self.waiting_peak, self.waiting)

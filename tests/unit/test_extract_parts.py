@@ -1,29 +1,36 @@
 """Parts of the extraction job: the estimate, arrivals, the gate, the journal, and what the command refuses."""
 
+import contextlib
+import io
 import json
 import math
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, cast
 
 import msgspec
 import pytest
 
 from tests.unit.extract_support import sample, write_both
 from tests.unit.job_support import wait_until
-from workbench import cli
+from workbench import cli, output
 from workbench.commands.extract import Lines
-from workbench.errors import Missing, UsageError
+from workbench.errors import CheckFailed, Missing, UsageError
+from workbench.extract.dataset import Dataset, Tally
+from workbench.extract.index import Index, IndexLine
 from workbench.extract.job import gate as gate_module
 from workbench.extract.job import preflight
 from workbench.extract.job.arrivals import Arrivals, sweep
-from workbench.extract.job.estimate import from_lengths
+from workbench.extract.job.estimate import LOOK_AT, estimate, from_lengths
 from workbench.extract.job.events import Ended, Progress, Told
 from workbench.extract.job.files import JobFile, JobFiles, Journal, recent
 from workbench.extract.job.gate import Gate
 from workbench.extract.job.roster import known_jobs, note
 from workbench.extract.job.settings import ExtractSettings
+from workbench.extract.sample import Refused, Sample
 from workbench.server.state import ServerRecord
 
 
@@ -37,6 +44,38 @@ def test_the_interval_is_that_of_a_sample_without_replacement() -> None:
     deviation = math.sqrt((15**2 + 5**2 + 5**2 + 15**2) / 3)
     assert seen.tokens == 2500
     assert seen.tokens_low == pytest.approx(2500 - 100 * 1.96 * deviation / 2 * math.sqrt(1 - 4 / 100))
+
+
+class Lengths:
+    """A data set by its lengths; 0 is a refused row."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths, self.tally, self.asked = lengths, Tally(), list[int]()
+
+    def samples(self, numbers: Iterable[int]) -> Iterator[Sample | Refused]:
+        for number in numbers:
+            self.asked.append(number)
+            length = self.lengths[number]
+            row = sample(number, tokens=length) if length else Refused(number, "mask", "no")
+            self.tally.add(row)
+            yield row
+
+
+def test_rows_are_looked_at_from_the_first_to_the_last_and_the_shortest_is_probed() -> None:
+    data = Lengths([3000 - number for number in range(1535)])
+    seen = estimate(cast(Dataset, data), range(1535))
+    assert len(data.asked) == len(set(data.asked)) == LOOK_AT
+    assert data.asked[0] == 0
+    assert data.asked[-1] >= 1530
+    assert seen.shortest is not None
+    assert seen.shortest.index == data.asked[-1]
+
+
+def test_only_the_first_start_minds_how_many_rows_are_refused() -> None:
+    data = cast(Dataset, Lengths([0, 0]))
+    with pytest.raises(CheckFailed):
+        estimate(data, [0, 1])
+    assert estimate(data, [0, 1], check=False).shortest is None
 
 
 def test_passes_of_one_prompt_are_waited_for_and_ordered(tmp_path: Path) -> None:
@@ -95,6 +134,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def test_what_keeps_the_gate_closed(tmp_path: Path, rooms: dict[str, int]) -> None:
     high, floor = 100 << 20, 50 << 20
+    (tmp_path / "dumps").mkdir()
     gate = Gate(tmp_path / "out", tmp_path / "dumps", high_water=high, min_free=floor, pause=tmp_path / "pause")
     assert gate.closed(1 << 20) is None
     assert gate.closed(200 << 20) is None, "one sample larger than the mark still goes, alone"
@@ -197,6 +237,13 @@ def test_jobs_are_listed_with_what_became_of_them(tmp_path: Path, monkeypatch: p
         (["extract", "d", "--out", "o", "--shard", "4/4"], "'4/4' is not I/N"),
         (["extract", "d", "--out", "o", "--shard", "1"], "'1' is not I/N"),
         (["extract", "d", "--out", "o", "--concurrency", "0"], "--concurrency"),
+        (["extract", "d", "--out", "o", "--shard", "0/" + "9" * 5000], "is not I/N"),
+        (["extract", "d", "--out", "o", "--min-free", "nan"], "not a number of GiB"),
+        (["extract", "d", "--out", "o", "--high-water", "1e300"], "not a number of GiB"),
+        (["extract", "--resume", "nowhere", "--shard", "0/2"], "--resume DIR knows DATA, --out, --shard"),
+        (["extract", "/etc/passwd", "--out", ""], "cannot be a folder"),
+        (["extract", "/etc/passwd", "--out", "/etc/passwd/x"], "/etc/passwd is a file"),
+        (["extract", "/etc/passwd", "--out", "\udcff"], "no text in UTF-8"),
         (["job", "stop", "nowhere"], "there was no job in nowhere"),
     ],
 )
@@ -252,3 +299,76 @@ def test_a_job_in_the_foreground_says_now_and_then_how_far_it_is(tmp_path: Path)
     assert lines.of(picture) == "", "none is due yet"
     lines._every_s = 0.0
     assert "3/9 samples" in lines.of(picture)
+
+
+def test_a_run_does_not_begin_among_the_files_of_others(tmp_path: Path) -> None:
+    (tmp_path / ".hsbench").mkdir()
+    preflight.refuse_used_folder(tmp_path)
+    preflight.refuse_used_folder(tmp_path / "new")
+    (tmp_path / "rows_0-2000").mkdir()
+    with pytest.raises(UsageError, match=r"is not empty \(rows_0-2000\)"):
+        preflight.refuse_used_folder(tmp_path)
+
+
+def test_dumps_and_data_set_do_not_share_a_folder(tmp_path: Path) -> None:
+    preflight.refuse_same_folder(tmp_path / "dumps", tmp_path / "out")
+    for dumps in (tmp_path / "out", tmp_path / "out/dumps", tmp_path / "x/../out"):
+        with pytest.raises(UsageError, match="lies in --out"):
+            preflight.refuse_same_folder(dumps, tmp_path / "out")
+
+
+def test_an_index_whose_folder_was_moved_takes_no_line(tmp_path: Path) -> None:
+    index = Index(tmp_path / "out")
+    index.append(IndexLine(index=0, status="refused"))
+    (tmp_path / "out").rename(tmp_path / "moved")
+    with pytest.raises(CheckFailed, match="moved or removed"):
+        index.append(IndexLine(index=1, status="refused"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/index.jsonl").touch()
+    with pytest.raises(CheckFailed, match="moved or removed"):
+        index.append(IndexLine(index=1, status="refused"))
+    index.close()
+
+
+def test_a_secret_on_the_command_line_is_not_written_down_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    data, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    data.write_text('{"input_ids": [1, 2, 3]}\n')
+    arguments = ["extract", str(data), "--out", str(out), "--foreground", "--", "--api-key", "TOPSECRET"]
+    monkeypatch.setattr(sys, "argv", ["hsbench", *arguments])
+    assert cli.run(arguments) == 2
+    kept = json.loads((out / ".hsbench/job.json").read_text())
+    assert "TOPSECRET" not in kept["command"]
+    assert (out / ".hsbench").stat().st_mode & 0o077 == 0
+
+
+def test_a_moved_folder_is_resumed_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    JobFiles(tmp_path / "new").save(job_file(tmp_path / "old"))
+    cli.run(["extract", "--resume", str(tmp_path / "new"), "--foreground"])
+    assert not (tmp_path / "old").exists()
+    kept = JobFiles(tmp_path / "new").load()
+    assert kept is not None
+    assert kept.settings.out == str(tmp_path / "new")
+
+
+def test_narration_that_a_full_disk_does_not_take_is_lost_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fills(stream: str) -> IO[str]:
+        full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - its close would fail as its flush does
+        monkeypatch.setattr(sys, stream, full)
+        return full
+
+    held = [fills("stderr"), fills("stdout")]
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    output.narrate("x")
+    monkeypatch.setattr(sys, "stdout", held[1])
+    with pytest.raises(OSError, match="No space left"):
+        output.data("x")
+    monkeypatch.undo()
+    for full in held:
+        with contextlib.suppress(OSError):
+            full.close()

@@ -360,6 +360,18 @@ def limited_file_size(nbytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
+def test_a_pass_larger_than_all_that_may_wait_is_let_through_when_nothing_waits(
+    dump_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward(batch(("hs-a", 3)))
+    assert recorder._recorder is not None
+    dumps(dump_dir, 1)
+    monkeypatch.setattr(recorder._recorder, "settings", recorder._recorder.settings._replace(max_waiting=100))
+    forward(batch(("hs-b", 9)))
+    forward(batch(("hs-c", 9)))
+    dumps(dump_dir, 3)
+
+
 def test_the_plain_way_writes_before_the_pass_ends(dump_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_HS_DUMP_PLAIN", "1")
     forward(batch(("hs-a", 3)))

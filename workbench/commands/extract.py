@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from workbench import output
-from workbench.commands.params import Seconds
+from workbench.commands.params import Gibibytes, Seconds
 from workbench.errors import UsageError
 from workbench.server.specs import CAPTURE_HELP, ROUTES
 
@@ -36,7 +36,7 @@ class Shard(click.ParamType[Any]):
         if isinstance(value, tuple):
             return value
         number, _, of = str(value).partition("/")
-        if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        if not (len(value) < 20 and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
             self.fail(f"{value!r} is not I/N with I from 0 to N-1, such as 0/4", param, ctx)
         return int(number), int(of)
 
@@ -67,8 +67,8 @@ class Shard(click.ParamType[Any]):
 @click.option("--keep", is_flag=True, help="Leave a server that the job started running.")
 @click.option("--concurrency", type=click.IntRange(1, 1024), default=32, show_default=True, help="Requests in flight.")
 @click.option("--writers", type=click.IntRange(1, 256), help="Processes that check and write [default: one a core].")
-@click.option("--high-water", type=click.FloatRange(min=0), metavar="GIB", help="May wait in the dump folder.")
-@click.option("--min-free", type=click.FloatRange(min=0), metavar="GIB", default=1.0, help="Pause below this.")
+@click.option("--high-water", type=Gibibytes(min=0), metavar="GIB", help="May wait in the dump folder.")
+@click.option("--min-free", type=Gibibytes(min=0), metavar="GIB", default=1.0, help="Pause below this.")
 @click.option("--max-bad", type=click.IntRange(min=0), help="Bad samples to bear [default: 1 %, at least 10].")
 @click.option("--redo-bad", is_flag=True, help="Try the rows in quarantine again.")
 @click.option("--baseline", type=Seconds(min=0), default=10.0, metavar="S", help="Measure plain prefill so long first.")
@@ -92,7 +92,9 @@ def extract(data: str | None, preview: int | None, as_json: bool, resume: str | 
     if requested is not None:
         return _in_foreground(_requested(requested), as_json)
     settings = _resumed(resume, data, rest) if resume is not None else _asked(data, rest)
-    request = Request(settings=settings, command=" ".join(sys.argv))
+    from workbench.server.secrets import mask_flags
+
+    request = Request(settings=settings, command=" ".join(mask_flags(tuple(sys.argv))))
     return _in_foreground(request, as_json) if foreground else _detached(request, as_json)
 
 
@@ -121,15 +123,19 @@ def _resumed(folder: str, data: str | None, rest: dict[str, Any]) -> "ExtractSet
     from workbench.extract.job.detach import changed
     from workbench.extract.job.files import JobFiles
 
-    if data is not None or rest["out"] is not None:
-        raise UsageError("--resume DIR knows DATA and --out", "leave them out, or give the first command again")
+    context = click.get_current_context()
+    given = {k for k in rest if context.get_parameter_source(k) is click.core.ParameterSource.COMMANDLINE}
+    if data is not None or given & {"out", "shard", "flags"}:
+        raise UsageError(
+            "--resume DIR knows DATA, --out, --shard and the server's flags",
+            "leave them out, or give the first command",
+        )
     job = JobFiles(Path(folder)).load()
     if job is None:
         raise UsageError(f"there was no job in {folder}", "hsbench extract DATA --out DIR begins one")
-    context = click.get_current_context()
-    given = {k for k in rest if context.get_parameter_source(k) is click.core.ParameterSource.COMMANDLINE}
-    new = _settings({**rest, "out": str(job.settings.out), "shard": (0, 1)})
-    return changed(job.settings, {NAMES.get(name, name): new[NAMES.get(name, name)] for name in given - {"resume"}})
+    new = _settings({**rest, "out": folder, "shard": (0, 1)})
+    given = (given - {"resume"}) | {"out"}  # the folder may have been moved
+    return changed(job.settings, {NAMES.get(name, name): new[NAMES.get(name, name)] for name in given})
 
 
 NAMES = {
@@ -146,7 +152,7 @@ def _settings(rest: dict[str, Any]) -> dict[str, Any]:
     from workbench.probe.prompt import parse_layers
 
     number, of = rest["shard"]
-    out = os.path.abspath(rest["out"])
+    out = _folder(rest["out"])
     given = {NAMES.get(name, name): value for name, value in rest.items()}
     for name in ("high_water_bytes", "min_free_bytes"):
         given[name] = None if given[name] is None else int(given[name] * GIB)
@@ -155,7 +161,22 @@ def _settings(rest: dict[str, Any]) -> dict[str, Any]:
     given["out"] = out if of == 1 else os.path.join(out, f"shard_{number}-of-{of}")
     if rest["dump_dir"] is not None:
         given["dump_dir"] = os.path.abspath(rest["dump_dir"])
+    if rest["python"] is not None and os.sep in rest["python"]:
+        given["python"] = os.path.abspath(os.path.expanduser(rest["python"]))
     return given
+
+
+def _folder(name: str) -> str:
+    """An absolute path for --out that can be a folder's, and can be written down."""
+    path = os.path.abspath(os.path.expanduser(name))
+    above = next((p for p in (Path(path), *Path(path).parents) if p.exists()), Path("/"))
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError("--out is no text in UTF-8, so it could not be written down", "rename it") from None
+    if not name.strip() or not above.is_dir():
+        raise UsageError(f"--out {name!r} cannot be a folder", f"{above} is a file" if name.strip() else "name one")
+    return path
 
 
 def _model(model: str | None, python: str | None) -> str | None:
@@ -211,21 +232,22 @@ def _detached(request: "Request", as_json: bool) -> int:
     from workbench.extract.job import detach
     from workbench.extract.job.events import Ended
     from workbench.extract.job.files import JobFiles
+    from workbench.render.text import harmless
 
     files = JobFiles(request.settings.folder)
     detach.ask(files, request)
     offset = files.events.stat().st_size if files.events.exists() else 0
     process = detach.start(files)
-    output.narrate(f"the job is process {process.pid}, log {files.log}")
+    output.narrate(f"the job is process {process.pid}, log {harmless(str(files.log))}")
     event = None
     try:
         for event in detach.until_running(files, process, offset):
             _show(event, as_json)
     except KeyboardInterrupt:
-        output.narrate(f"the job goes on; hsbench job stop {files.out} ends it")
+        output.narrate(f"the job goes on; hsbench job stop {harmless(str(files.out))} ends it")
         raise
     if not isinstance(event, Ended):
-        output.narrate(f"it runs on by itself: hsbench watch {files.out}")
+        output.narrate(f"it runs on by itself: hsbench watch {harmless(str(files.out))}")
     if not as_json:
         output.data(str(files.out))
     return event.exit_code if isinstance(event, Ended) else 0

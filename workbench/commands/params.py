@@ -5,8 +5,20 @@ from typing import Any
 
 import click
 
+MOST_GIB = 1e9
 LONGEST_S = 1e7
 """About four months; longer waits overflow what the system's clocks take."""
+
+
+class Gibibytes(click.FloatRange):
+    """A finite number of GiB."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or a usage error."""
+        size = float(super().convert(value, param, ctx))
+        if not math.isfinite(size) or size > MOST_GIB:
+            self.fail(f"{value!r} is not a number of GiB up to {MOST_GIB:.0f}", param, ctx)
+        return size
 
 
 class Seconds(click.FloatRange):

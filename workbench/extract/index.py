@@ -117,6 +117,7 @@ class Index:
             line = msgspec.structs.replace(line, again=True)
         data = msgspec.json.encode(line) + b"\n"
         with self._lock:
+            self._must_be_ours()
             start = os.fstat(self._file.fileno()).st_size
             try:
                 written = self._file.write(data)
@@ -128,6 +129,19 @@ class Index:
                     self._file.truncate(start)  # a full disk takes half a line
                 raise
             self._lines[line.index] = line
+
+    def _must_be_ours(self) -> None:
+        """Raise CheckFailed when the folder was moved or removed: lines would go where no reader looks."""
+        ours = os.fstat(self._file.fileno())
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            there = None
+        if there is None or (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
+            raise CheckFailed(
+                f"{self.path} is not the file that this run has been writing: its folder was moved or removed",
+                "hsbench extract --resume DIR goes on where the folder is now",
+            )
 
     def get(self, index: int) -> IndexLine | None:
         """What became of a row; None while it is still to be done."""

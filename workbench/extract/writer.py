@@ -196,7 +196,10 @@ class DatasetWriter:
 
         Returns their paths below the folder.
         """
-        return finalise(self.folder, self.record, self.index.lines(), self.pool)
+        try:
+            return finalise(self.folder, self.record, self.index.lines(), self.pool)
+        except OSError as error:
+            raise Missing(f"{self.folder}: the side files cannot be written: {error}", "is the disk full?") from error
 
     def close(self) -> None:
         """Give the index back; the pool is the caller's."""
@@ -211,7 +214,7 @@ def finalise(folder: Path, record: RunRecord, lines: list[IndexLine], pool: Work
     for name, value in kind.side_files(record, written).items():
         replace_json(folder / name, value, indent=None if name.endswith("lengths.json") else 2)
         made.append(name)
-    if kind.arrow:
+    if kind.arrow and written:
         files = {str(line.index): line.file for line in written}
         rows = 1 + max((line.index for line in written), default=-1)
         made += pool.call("write_arrow", folder=str(folder), files=files, rows=rows)["files"]

@@ -77,7 +77,7 @@ def open_target(options: ServerOptions) -> Generator[ServerEvent, None, Target]:
     return (yield from _start(options))
 
 
-def _check_same(options: ServerOptions, record: ServerRecord) -> None:
+def check_same(options: ServerOptions, record: ServerRecord) -> None:
     """Refuse options that contradict the server at hand: a probe of another model must not look like this one's.
 
     Raises:
@@ -110,7 +110,7 @@ def _remedy(record: ServerRecord) -> str:
 
 
 def _running(options: ServerOptions, record: ServerRecord) -> Generator[ServerEvent, None, Target]:
-    _check_same(options, record)
+    check_same(options, record)
     if record.ready_after is None:
         from workbench.server.ready import wait_ready
 
@@ -172,7 +172,7 @@ def _foreign(options: ServerOptions, url: str) -> Target:
     """A server that hsbench did not start. Its dump folder is asked of its process, if that is ours to read."""
     known = next((r for r in state.all_records() if r.url == url.rstrip("/") and state.alive(r)), None)
     if known is not None:
-        _check_same(options, known)
+        check_same(options, known)
         return target_of(known, started_here=False)
     with SglangClient(url) as client:
         client.model_info()  # a URL that nothing or something else answers at is the first thing to say

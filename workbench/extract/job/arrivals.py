@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from workbench.probe.arrival import NewLines
+from workbench.probe.evidence import read_json
 
 POLL_S = 0.02
 REST_S = 2.0
@@ -87,6 +90,10 @@ class Arrivals:
         for entry in expected._entries:
             self._remove(entry)
 
+    def idle(self) -> bool:
+        """Whether no dump is being written."""
+        return next(self.dump_dir.glob("req_*.tmp"), None) is None
+
     def look(self) -> None:
         """Read what is new. The thread does this by itself."""
         now = time.monotonic()
@@ -115,7 +122,9 @@ class Arrivals:
             self._remove(entry)
 
     def _remove(self, entry: dict[str, Any]) -> None:
-        shutil.rmtree(self.dump_dir / f"req_{int(entry['n'])}", ignore_errors=True)
+        name = f"req_{int(entry['n'])}"
+        for folder in (self.dump_dir / name, self.dump_dir / f"{name}.whole"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _follow(self) -> None:
         while not self._end.wait(POLL_S):
@@ -128,7 +137,10 @@ class Arrivals:
 
 
 def sweep(dump_dir: Path) -> int:
-    """Remove half-written dumps: call it only while no server records there. Returns their number."""
+    """Remove half-written dumps, unless some server still records there. Returns their number."""
+    status = read_json(dump_dir / "recorder.json") or {}
+    if psutil.pid_exists(int(status.get("pid", 0))):
+        return 0
     left = [*dump_dir.glob("req_*.tmp"), *dump_dir.glob("req_*.whole")]
     for folder in left:
         shutil.rmtree(folder, ignore_errors=True)

@@ -27,7 +27,7 @@ class Attempt:
         self.sample, self.nbytes = sample, nbytes
         self.tries = self.deaths = self.deaths_alone = self.sent_times = 0
         self.began = time.monotonic()
-        self.ready_at = 0.0
+        self.ready_at = self.busy_since = 0.0
         self.alone = False
 
     def next_id(self, prefix: str) -> str:
@@ -39,6 +39,11 @@ class Attempt:
         """The server lives and the request came to nothing."""
         self.tries += 1
         self.rest()
+
+    def may_wait(self, seconds: float) -> bool:
+        """Whether the server may go on saying that it is busy."""
+        self.busy_since = self.busy_since or time.monotonic()
+        return time.monotonic() - self.busy_since < seconds
 
     def rest(self) -> None:
         """Not to be sent for a while."""

@@ -25,31 +25,33 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float
     tokens_low: float
     longest: int
-    first: Sample | None
-    """The first row that is a sample; None when there is none."""
+    shortest: Sample | None
+    """The shortest sample that was seen; None when there was none."""
 
 
-def estimate(data: Dataset, rows: Sequence[int]) -> Estimate:
-    """Look at up to `LOOK_AT` rows.
+def estimate(data: Dataset, rows: Sequence[int], *, check: bool = True) -> Estimate:
+    """Look at up to `LOOK_AT` rows, spread evenly.
 
     Raises:
-        CheckFailed: too many of them are refused.
+        CheckFailed: with `check`, too many of them are refused.
     """
-    step = max(1, len(rows) // LOOK_AT)
-    chosen = rows[::step][:LOOK_AT] if step > 1 else rows
-    lengths, first = [], None
-    for row in data.samples(chosen):
+    count = min(LOOK_AT, len(rows))
+    lengths: list[int] = []
+    shortest: Sample | None = None
+    for row in data.samples(rows[number * len(rows) // count] for number in range(count)):
         if isinstance(row, Refused):
             lengths.append(0)
             continue
-        first = first or row
+        if shortest is None or len(row.input_ids) < len(shortest.input_ids):
+            shortest = row
         lengths.append(len(row.input_ids))
-    data.tally.check()
+    if check:
+        data.tally.check()
     data.tally = Tally()
-    return from_lengths(len(rows), lengths, first)
+    return from_lengths(len(rows), lengths, shortest)
 
 
-def from_lengths(rows: int, lengths: Sequence[int], first: Sample | None) -> Estimate:
+def from_lengths(rows: int, lengths: Sequence[int], shortest: Sample | None) -> Estimate:
     """The estimate for `rows` rows of which these lengths were seen."""
     seen = len(lengths)
     mean = sum(lengths) / max(1, seen)
@@ -63,5 +65,5 @@ def from_lengths(rows: int, lengths: Sequence[int], first: Sample | None) -> Est
         tokens=mean * rows,
         tokens_low=max(0.0, mean - half) * rows,
         longest=max(lengths, default=0),
-        first=first,
+        shortest=shortest,
     )

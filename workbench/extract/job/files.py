@@ -105,7 +105,7 @@ class JobFiles:
 
     def save_request(self, request: Request) -> None:
         """Replace `request.json`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.make()
         replace_bytes(self.folder / "request.json", msgspec.json.format(msgspec.json.encode(request)))
 
     def load_server(self, name: str) -> ServerRecord | None:
@@ -120,12 +120,16 @@ class JobFiles:
 
     def save_server(self, record: ServerRecord) -> None:
         """Keep the record of the server in use."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.make()
         replace_bytes(self.folder / "server.json", msgspec.json.format(msgspec.json.encode(record)))
+
+    def make(self) -> None:
+        """The folder, for its owner only: flags may hold secrets."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, job: JobFile) -> None:
         """Replace `job.json`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.make()
         replace_bytes(self.job, msgspec.json.format(msgspec.json.encode(job)))
 
     def running(self) -> psutil.Process | None:
@@ -140,7 +144,7 @@ class JobFiles:
         Raises:
             UsageError: another one does.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.make()
         with open(self.folder / "lock", "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,14 +166,17 @@ class Journal:
     """`events.jsonl` open for appending. A full disk loses events, never the job."""
 
     def __init__(self, files: JobFiles) -> None:
-        files.folder.mkdir(parents=True, exist_ok=True)
+        files.make()
         self._file: IO[bytes] = open(files.events, "ab", buffering=0)  # noqa: SIM115 - open as long as the job
         _end_line(files.events, self._file)
 
     def append(self, event: JobEvent) -> None:
         """Add one line, in one write."""
+        line = msgspec.json.encode(event) + b"\n"
         with contextlib.suppress(OSError):
-            self._file.write(msgspec.json.encode(event) + b"\n")
+            start = os.fstat(self._file.fileno()).st_size
+            if self._file.write(line) != len(line):
+                self._file.truncate(start)
 
     def close(self) -> None:
         """Give the file back."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from workbench.errors import BadSample, CheckFailed, HsbenchError, Missing, ServerError, TimedOut
+from workbench.errors import BadSample, CheckFailed, HsbenchError, Missing, ServerError
 from workbench.extract.job.arrivals import Arrivals
 from workbench.extract.job.attempt import Attempt, Finished, NotWritten, Outcome
 from workbench.extract.job.events import JobEvent, Level, Slow, State, Told
@@ -29,8 +29,8 @@ from workbench.server.events import describe
 
 TICK_S = 0.2
 WRITE_TRIES = 3
-RESTARTS = 5
-"""Servers that may die in a row without a single sample in between."""
+RESTARTS = 10
+"""Servers that may die in a row without a single sample in between; a row that kills them takes four."""
 HOLD_S = 0.2
 """Nothing is sent for so long after a request came to nothing, lest a dying server be offered the whole data set."""
 BUSY = (429, 503)
@@ -45,6 +45,9 @@ class Limits(msgspec.Struct, frozen=True):
     tokens: int | None
     vocabulary: int | None
     bytes_per_token: int
+    """Of a dump."""
+    largest: int | None = None
+    """Bytes of a dump, by the size of the file system that it goes through."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -98,7 +101,9 @@ class Flow:
         while True:
             self._take_outcomes()
             yield from self._tell()
-            if self._trouble and not (self._stopping() and not self._lanes.busy):
+            if self._trouble and self._stopping():
+                self._lanes.server_gone.set()
+            elif self._trouble:
                 yield from self._recover()
                 continue
             self._counts.look(self._lanes, self._arrivals, self._gate)
@@ -119,9 +124,11 @@ class Flow:
     def _feed(self) -> bool:
         """Send what may be sent; whether anything was."""
         self._record_waiting()
-        if self._unwritten and self._gate.no_room(0) is None:
-            self._lanes.write(*self._unwritten.popleft())
-            return True
+        for held in self._unwritten:
+            if held[0].ready_at <= time.monotonic() and self._gate.may_write(held[0].nbytes):
+                self._unwritten.remove(held)
+                self._lanes.write(*held)
+                return True
         attempt = None if self._stopping() or self._unrecorded else self._candidate()
         if attempt is None:
             return False
@@ -143,11 +150,17 @@ class Flow:
                 self._ended = True
             elif isinstance(row, Refused):
                 self._refuse(row)
-            elif reason := refusal(row, self._limits.tokens, self._limits.vocabulary):
+            elif reason := self._refusal(row):
                 self._refuse(Refused(row.index, "server", reason))
             else:
                 self._next = Attempt(row, len(row.input_ids) * self._limits.bytes_per_token)
         return self._next
+
+    def _refusal(self, row: Sample) -> str:
+        nbytes = len(row.input_ids) * self._limits.bytes_per_token
+        if self._limits.largest is not None and nbytes > self._limits.largest:
+            return f"its dump of {nbytes:,} B is more than the whole dump folder's file system holds"
+        return refusal(row, self._limits.tokens, self._limits.vocabulary)
 
     def _rested(self) -> Attempt | None:
         """A row to be sent again whose time has come."""
@@ -190,7 +203,7 @@ class Flow:
 
     def _idle(self) -> bool:
         """Whether there is nothing to do but wait."""
-        waits = self._next is not None or self._ended or self._stopping()
+        waits = self._next is not None or self._ended or self._stopping() or bool(self._unrecorded)
         return waits or len(self._lanes.flying) >= self._lanes.concurrency
 
     def _take(self, outcome: Outcome) -> None:
@@ -224,33 +237,35 @@ class Flow:
         if closed is not None and closed.kind == "disk":
             self._pause(closed.why)
             return
-        self._write_tries[attempt.sample.index] += 1
-        self._say(f"row {attempt.sample.index} was not written: {error.message}", "warning", attempt.sample.index)
-        if self._write_tries[attempt.sample.index] >= WRITE_TRIES:
-            raise error
+        row = attempt.sample.index
+        self._write_tries[row] += 1
+        attempt.rest()
+        self._say(f"row {row} was not written: {error.message}", "warning", row)
+        if self._write_tries[row] >= WRITE_TRIES:
+            self._unwritten.remove((attempt, outcome.dump))
+            self._gate.give(attempt.nbytes)
+            self._lose(attempt, error.message)
 
     def _no_dump(self, attempt: Attempt, error: HsbenchError) -> None:
         """A request that failed: the server is in trouble, the dump folder is full, or it is this row's own fault."""
         row = attempt.sample.index
-        if isinstance(error, Missing):
+        if isinstance(error, Missing) and self._gate.no_room(attempt.nbytes) is not None:
             self._full = attempt.nbytes
             attempt.rest()
             self._say(f"row {row}: {error.message}", "warning", row)
-        elif self._keeper.lost():
+        elif self._trouble or self._keeper.lost():
             self._trouble = self._trouble or "the server is gone"
             attempt.died()
-        elif isinstance(error, AnsweredWithError) and error.status in BUSY:
+        elif isinstance(error, AnsweredWithError) and error.status in BUSY and attempt.may_wait(self._lanes.timeout_s):
             attempt.rest()
             self._say(f"row {row}: {error.message}", "warning", row)
         elif isinstance(error, AnsweredWithError) and error.status in ROWS_OWN:
             self._lose(attempt, error.message)
             return
-        elif isinstance(error, ServerError | TimedOut):
+        else:
             attempt.failed()
             self._hold_until = time.monotonic() + HOLD_S
             self._say(f"row {row}, request {attempt.tries}: {error.message}", "warning", row)
-        else:
-            raise error
         if attempt.hopeless:
             died = f"the server died {attempt.deaths} times with it in flight"
             self._lose(attempt, error.message if attempt.tries else died)
@@ -294,7 +309,7 @@ class Flow:
         yield self._counts.picture()
         self._keeper.kill()
         self._lanes.server_gone.set()
-        while self._lanes.flying:
+        while self._lanes.flying or not self._lanes.outcomes.empty():  # what failed with this server is its doing
             self._take_outcomes()
             yield from self._tell()
         self._deaths += 1

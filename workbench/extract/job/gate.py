@@ -68,8 +68,14 @@ class Gate:
             return Closed("back-pressure", "the dump folder holds as much as may wait there")
         return self.no_room(nbytes)
 
+    def may_write(self, nbytes: int) -> bool:
+        """Whether a sample whose dump is there fits; its room was kept free when it was sent."""
+        return free_bytes(self.out) >= nbytes + SPARE_BYTES
+
     def no_room(self, nbytes: int) -> Closed | None:
         """Why so many bytes do not fit; None when they do."""
+        if not self.dump_dir.is_dir():
+            return Closed("dump folder", f"the dump folder {self.dump_dir} is gone; make it again")
         free = free_bytes(self.dump_dir)
         if free < nbytes + SPARE_BYTES:
             kind: Literal["back-pressure", "dump folder"] = "back-pressure" if self._waiting else "dump folder"

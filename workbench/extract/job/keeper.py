@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import psutil
 
 from workbench.errors import HsbenchError, ServerError, TimedOut, UsageError
@@ -15,7 +16,7 @@ from workbench.extract.job.files import JobFiles
 from workbench.extract.job.settings import ExtractSettings
 from workbench.probe.lease import Lease
 from workbench.probe.options import ServerOptions
-from workbench.probe.session import Target, open_target, stop_quietly, target_of
+from workbench.probe.session import Target, check_same, open_target, stop_quietly, target_of
 from workbench.server import processes, roster, state
 from workbench.server.bringup import start_and_wait
 from workbench.server.client import SglangClient
@@ -28,6 +29,7 @@ from workbench.server.stop import stop
 from workbench.supervision.target import of_record
 
 POLL_S = 1.0
+PING_S = 5.0
 STARTS = 3
 """Starts that may fail in a row."""
 REST_S = 5.0
@@ -63,24 +65,51 @@ class Keeper:
         settings = self.settings
         record = None if settings.url else self._files.load_server(settings.name)
         if record is not None:
-            self._files.save_server(record)
-        if record is not None and not state.alive(record) and settings.model in (None, record.model):
-            yield Note(f"the server {record.name} is gone; starting it again as it was")
-            self._plan = plan_of(record)
-            yield from self._revive(record)
+            yield from self._known(record)
             return
-        if record is None and settings.url is None and settings.model is None:
+        if settings.url is None and settings.model is None:
             raise UsageError(
                 f"no server named {settings.name!r} runs, and no model is named",
                 "give --model PATH, or start one: hsbench serve --model PATH --dump-dir DIR",
             )
-        target = yield from open_target(_options(settings))
-        self._use(target)
+        self._use((yield from open_target(_options(settings))))
+
+    def _known(self, record: ServerRecord) -> Generator[ServerEvent, None, None]:
+        """A server of this name: used if it runs, else started again as it was, or as it is asked for now."""
+        self._files.save_server(record)
+        options = _options(self.settings)
+        if state.alive(record):
+            self._refuse_other_flags(record)
+            self._use((yield from open_target(options)))
+            return
+        if record.dump is None or self._other_flags(record):
+            model = self.settings.model or record.model
+            yield Note(f"the server {record.name} is gone; starting one of {model} as it is asked for now")
+            self._use((yield from open_target(msgspec.structs.replace(options, model=model))))
+            return
+        check_same(options, record)
+        yield Note(f"the server {record.name} is gone; starting it again as it was")
+        self._plan = plan_of(record)
+        yield from self._revive(record)
+
+    def _other_flags(self, record: ServerRecord) -> list[str]:
+        """Flags asked for that the server does not have."""
+        return [word for word in self.settings.flags if word not in record.argv]
+
+    def _refuse_other_flags(self, record: ServerRecord) -> None:
+        if other := self._other_flags(record):
+            raise UsageError(
+                f"the running server {record.name!r} was started without {' '.join(other)}",
+                f"hsbench stop {record.name} and give the same command again, or another --name",
+            )
 
     def _use(self, target: Target, passing: bool = False) -> None:
         self.target = target
         key = of_record(target.record).api_key if target.record is not None else None
         self.client = SglangClient(target.url, api_key=key)
+        self._asking = SglangClient(target.url, api_key=key, timeout=PING_S)
+        if target.record is None:
+            self._model = str(self.client.model_info()["model_path"])
         if target.record is None:
             return
         self._plan = plan_of(target.record)
@@ -97,7 +126,7 @@ class Keeper:
         if record is not None:
             return not state.alive(record) or bool(roster.lost(record))
         try:
-            self.client.ping()
+            self._asking.ping()
         except (ServerError, TimedOut):
             return True
         return False
@@ -125,6 +154,11 @@ class Keeper:
     def _revive(self, record: ServerRecord) -> Iterator[ServerEvent]:
         other = state.load(record.name)
         if other is not None and other.pid != record.pid and state.alive(other):
+            if (other.dump, other.model, other.argv) != (record.dump, record.model, record.argv):
+                raise UsageError(
+                    f"a server named {record.name!r} was started meanwhile, and is not the one of this run",
+                    f"hsbench stop {record.name}, then hsbench extract --resume DIR",
+                )
             yield Note(f"the server {record.name} was started again by somebody else")
             yield from wait_ready(other, self.settings.timeout_s)
             self._release()
@@ -166,6 +200,11 @@ class Keeper:
                     f"{self.target.url} did not come back", "start it again, then hsbench extract --resume DIR"
                 )
             time.sleep(POLL_S)
+        model = str(self.client.model_info()["model_path"])
+        if model != self._model:
+            raise UsageError(
+                f"{self.target.url} came back with the model {model}, not {self._model}", "start that again"
+            )
 
     def _release(self) -> None:
         if self._lease is not None:
@@ -173,6 +212,7 @@ class Keeper:
             self._lease = None
         if hasattr(self, "client"):
             self.client.close()
+            self._asking.close()
 
     def __enter__(self) -> Self:
         return self

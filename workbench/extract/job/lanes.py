@@ -80,10 +80,10 @@ class Lanes:
         except Exception as error:
             outcome = NoDump(attempt, _defect(error))
         finally:
-            with self._lock:
+            with self._lock:  # at once, or the flow would see neither the request nor what came of it
                 self._flying.discard(attempt)
-            if outcome is not None:
-                self.outcomes.put(outcome)
+                if outcome is not None:
+                    self.outcomes.put(outcome)
 
     def _captured(self, attempt: Attempt) -> Path:
         ids = attempt.sample.input_ids
@@ -91,10 +91,10 @@ class Lanes:
         try:
             self._keeper.client.generate(list(ids), expected.request_id, timeout=self.timeout_s)
             self._await(expected, attempt.nbytes)
+            return self._whole(expected)
         except BaseException:
             self._arrivals.give_up(expected)
             raise
-        return self._whole(expected)
 
     def _await(self, expected: Expected, nbytes: int) -> None:
         began = time.monotonic()
@@ -102,12 +102,15 @@ class Lanes:
             if self.server_gone.is_set():
                 raise ServerGone("the server ended before the dump was written")
             waited = time.monotonic() - began
-            if waited >= FULL_S and free_bytes(self._arrivals.dump_dir) < nbytes + SPARE_BYTES:
+            if waited >= FULL_S and self._arrivals.idle() and self._free() < nbytes + SPARE_BYTES:
                 raise Missing(f"no dump came, and the dump folder {self._arrivals.dump_dir} is full")
             if waited >= self.timeout_s:
                 break
         if not expected.folders:
             raise no_dump(self._keeper.target, expected.request_id, expected.tokens)
+
+    def _free(self) -> int:
+        return free_bytes(self._arrivals.dump_dir)
 
     def _whole(self, expected: Expected) -> Path:
         """One dump; what is short of the prompt is found when it is written."""

@@ -1,6 +1,7 @@
 """What is found out before the first sample, in numbers, and what is refused because of them."""
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import workbench
 from workbench.errors import CheckFailed, HsbenchError, Missing, UsageError
 from workbench.extract.job.estimate import Estimate
-from workbench.extract.job.files import Request
+from workbench.extract.job.files import FOLDER, Request
 from workbench.extract.job.gate import SPARE_BYTES, free_bytes
 from workbench.extract.job.keeper import Keeper
 from workbench.extract.job.settings import GIB, ExtractSettings
@@ -138,6 +139,28 @@ def _gpu(info: dict[str, Any]) -> str | None:
     return None
 
 
+def refuse_used_folder(folder: Path) -> None:
+    """Raise UsageError when a new run would begin among files that are not its own."""
+    others = sorted(path.name for path in folder.iterdir() if path.name != FOLDER) if folder.is_dir() else []
+    if others:
+        shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+        raise UsageError(
+            f"{folder} is not empty ({shown}) and is of no run of ours",
+            "name a new or empty --out; hsbench watch and verify look at data sets of other tools",
+        )
+
+
+def refuse_same_folder(dump_dir: Path, out: Path) -> None:
+    """Raise UsageError when dumps and data set would share a folder: both keep an index.jsonl."""
+    if dump_dir.resolve() == out.resolve() or out.resolve() in dump_dir.resolve().parents:
+        raise UsageError(f"the dump folder {dump_dir} lies in --out {out}", "put one of them elsewhere")
+
+
+def dump_bytes_per_token(meta: dict[str, Any]) -> int:
+    """Of all tensors that the server records."""
+    return sum(int(entry["nbytes"]) for entry in meta["tensors"].values()) // max(1, int(meta["num_tokens"]))
+
+
 def high_water(settings: ExtractSettings, dump_dir: Path, longest: int, bytes_per_token: int) -> int:
     """Bytes that may wait in the dump folder.
 
@@ -183,18 +206,19 @@ def plain_prefill(keeper: Keeper, samples: Sequence[Sample], settings: ExtractSe
     The request ids are none that the recorder takes. Rows go round until the time is up; the clock runs from the
     first request to the last answer, so the ramps at both ends count, as they do in the run.
     """
+    mark = f"plain-{secrets.token_hex(3)}"
     began = time.monotonic()
     ending = began + settings.baseline_s
     done: list[int] = []
 
     def lane(first: int) -> None:
         number = first
-        with contextlib.suppress(HsbenchError):
-            while time.monotonic() < ending:
-                sample = samples[number % len(samples)]
-                keeper.client.generate(list(sample.input_ids), f"plain-{number}", timeout=settings.timeout_s)
+        while time.monotonic() < ending:
+            sample = samples[number % len(samples)]
+            with contextlib.suppress(HsbenchError):
+                keeper.client.generate(list(sample.input_ids), f"{mark}-{number}", timeout=settings.timeout_s)
                 done.append(len(sample.input_ids))
-                number += settings.concurrency
+            number += settings.concurrency
 
     threads = [threading.Thread(target=lane, args=(n,), daemon=True) for n in range(settings.concurrency)]
     for thread in threads:

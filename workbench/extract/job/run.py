@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from workbench.errors import HsbenchError
+from workbench.errors import HsbenchError, Missing
 from workbench.extract.job import roster
 from workbench.extract.job.events import Ended, JobEvent
 from workbench.extract.job.files import JobFile, JobFiles, Journal, Request
@@ -50,6 +50,10 @@ def run(request: Request, control: Control) -> Iterator[JobEvent]:
             for event in Start(files, job, request, lambda: control.stopping).events():
                 journal.append(event)
                 yield event
+        except OSError as error:
+            found = Missing(f"{error.filename or files.out}: {error.strerror}", "make room, then resume the job")
+            journal.append(_failed(found.message, found.next_step, int(found.exit_code)))
+            raise found from error
         except HsbenchError as error:
             journal.append(_failed(error.message, error.next_step, int(error.exit_code)))
             raise

@@ -1,13 +1,14 @@
 """One start of a job, in order: data set, folder, server, numbers, and then the flow."""
 
 import contextlib
+import shutil
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
-from workbench.errors import UsageError
-from workbench.extract.dataset import Dataset
+from workbench.errors import Missing, UsageError
+from workbench.extract.dataset import Dataset, Tally
 from workbench.extract.durable import leftovers
 from workbench.extract.job import preflight
 from workbench.extract.job.arrivals import Arrivals
@@ -21,13 +22,25 @@ from workbench.extract.job.lanes import Lanes
 from workbench.extract.job.tally import Counts
 from workbench.extract.pool import WorkerPool
 from workbench.extract.record import RunRecord, load_record, refuse_differences
+from workbench.extract.sample import Refused
 from workbench.extract.writer import DatasetWriter
 from workbench.probe.session import model_config
 from workbench.render.text import size
 from workbench.server.client import SglangClient
 from workbench.server.engine import find_interpreter
-from workbench.server.events import ServerEvent, describe
+from workbench.server.events import describe
 from workbench.worker import Worker
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What is to be done."""
+
+    data: Dataset
+    left: list[int]
+    """Rows without a line."""
+    guess: Estimate
+    dump_per_token: int
+    """Bytes; more than a sample has where the server records more than is kept."""
 
 
 class Start:
@@ -55,7 +68,9 @@ class Start:
             yield _note(_described(data, self.settings.shard))
             old = load_record(self.settings.folder)
             writer = None
-            if old is not None:
+            if old is None:
+                preflight.refuse_used_folder(self.settings.folder)
+            else:
                 refuse_differences(old, self._asked(data, old))
                 writer = self._writer(old, pool)
                 yield from self._recover(writer)
@@ -114,29 +129,52 @@ class Start:
     def _with_server(
         self, data: Dataset, left: list[int], pool: WorkerPool, writer: DatasetWriter | None
     ) -> Iterator[JobEvent]:
-        guess = estimate(data, left)
-        if guess.first is None:
-            raise UsageError(f"none of {len(left)} rows is a sample", "hsbench extract DATA --preview 3 says why")
+        guess = estimate(data, left, check=writer is None)
+        if guess.shortest is None:
+            yield from self._only_refused(data, left, writer)
+            return
         keeper = self._stack.enter_context(Keeper(self.settings, self.files))
-        yield from _told(keeper.open())
+        for event in keeper.open():
+            yield _note(describe(event))
+            if self._stopping():
+                yield Ended(time=time.time(), state="stopped", message="stopped before the first sample was sent")
+                return
         preflight.check_server(keeper)
+        preflight.refuse_same_folder(keeper.target_dir, self.settings.folder)
         with pool.borrow() as worker:
-            got = preflight.probe(keeper, guess.first, worker, self.settings.timeout_s)
+            got = preflight.probe(keeper, guess.shortest, worker, self.settings.timeout_s)
             record = preflight.describe_run(self.request, data.source(), keeper, got, worker)
-        yield _note(f"the probe of row {guess.first.index} gave whole states, after blocks {record.states.after_block}")
-        if writer is None:
-            writer = self._writer(record, pool)
-        else:
+        shown = ", ".join(map(str, record.states.after_block))
+        yield _note(f"the probe of row {guess.shortest.index} gave whole states, after blocks {shown}")
+        work = Work(data, left, guess, preflight.dump_bytes_per_token(got.meta))
+        if writer is not None:
             refuse_differences(writer.record, record)
             yield from _news(writer.record, record)
+        gate = self._gate(keeper, work)  # what cannot fit is refused before anything is written down
+        preflight.refuse_no_space(self.settings, guess, record.states.bytes_per_token)
+        writer = writer or self._writer(record, pool)
         self._remember(keeper, record)
-        yield from self._flow(data, left, keeper, writer, guess)
+        yield from self._flow(work, keeper, writer, gate)
+
+    def _only_refused(self, data: Dataset, left: list[int], writer: DatasetWriter | None) -> Iterator[JobEvent]:
+        """What to do when no sample was seen among the rows that are left."""
+        if writer is None:
+            why = f"none of {len(left)} rows is a sample" if left else "no row of the data set belongs to this shard"
+            raise UsageError(why, "hsbench extract DATA --preview 3 says why" if left else "another --shard")
+        for row in data.samples(left):
+            if isinstance(row, Refused):
+                writer.refuse(row)
+            else:
+                yield _note(f"row {row.index} is a sample after many refused ones; the same command goes on with it")
+                break
+        yield self._end(writer)
 
     def _remember(self, keeper: Keeper, record: RunRecord) -> None:
         """Write down what a later start needs to have the same server, and what watches look at."""
         target = keeper.target
         model = target.record.model if target.record is not None else self.settings.model
-        self.settings = msgspec.structs.replace(self.settings, model=model, layers=record.states.after_block)
+        blocks = record.states.after_block
+        self.settings = msgspec.structs.replace(self.settings, model=model, layers=blocks, redo_bad=False)
         self.job = msgspec.structs.replace(
             self.job,
             settings=self.settings,
@@ -147,22 +185,17 @@ class Start:
         )
         self.files.save(self.job)
 
-    def _flow(
-        self, data: Dataset, left: list[int], keeper: Keeper, writer: DatasetWriter, guess: Estimate
-    ) -> Iterator[JobEvent]:
-        per_token = writer.record.states.bytes_per_token
-        gate = self._gate(keeper, guess, per_token)
-        preflight.refuse_no_space(self.settings, guess, per_token)
-        plain = self._plain(data, left, keeper)
-        yield self._numbers(writer, guess, gate, plain)
+    def _flow(self, work: Work, keeper: Keeper, writer: DatasetWriter, gate: Gate) -> Iterator[JobEvent]:
+        plain = self._plain(work, keeper)
+        yield self._numbers(writer, work.guess, gate, plain)
         arrivals = Arrivals(keeper.target_dir, self.job.request_prefix, allow_chunked=keeper.target.allow_chunked)
         self._stack.callback(arrivals.close)
         lanes = Lanes(keeper, arrivals, writer, prefix=f"{self.job.request_prefix}{self.job.start}-")
         self._stack.callback(lanes.close)
-        counts = Counts(len(writer.record.rows()), writer.index.lines(), guess.tokens, plain)
+        counts = Counts(len(writer.record.rows()), writer.index.lines(), work.guess.tokens, plain)
         parts = Parts(keeper, arrivals, lanes, writer, gate, counts)
-        flow = Flow(data.samples(left), self._limits(keeper, writer), parts, self._stopping)
-        yield from flow.run()
+        limits = self._limits(keeper, writer, work.dump_per_token)
+        yield from Flow(work.data.samples(work.left), limits, parts, self._stopping).run()
         counts.look(lanes, arrivals, gate)
         yield counts.picture("finishing")
         ended = self._end(writer)
@@ -170,27 +203,29 @@ class Start:
         yield ended
 
     @staticmethod
-    def _limits(keeper: Keeper, writer: DatasetWriter) -> Limits:
+    def _limits(keeper: Keeper, writer: DatasetWriter, dump_per_token: int) -> Limits:
         vocabulary = model_config(writer.record.engine.model).get("vocab_size")
-        return Limits(keeper.client.max_input_len(), vocabulary, writer.record.states.bytes_per_token)
+        largest = shutil.disk_usage(keeper.target_dir).total
+        return Limits(keeper.client.max_input_len(), vocabulary, dump_per_token, largest)
 
-    def _gate(self, keeper: Keeper, guess: Estimate, per_token: int) -> Gate:
+    def _gate(self, keeper: Keeper, work: Work) -> Gate:
+        longest, per_token = work.guess.longest, work.dump_per_token
         return Gate(
             self.settings.folder,
             keeper.target_dir,
-            high_water=preflight.high_water(self.settings, keeper.target_dir, guess.longest, per_token),
+            high_water=preflight.high_water(self.settings, keeper.target_dir, longest, per_token),
             min_free=self.settings.min_free_bytes,
             pause=self.files.pause,
         )
 
-    def _plain(self, data: Dataset, left: list[int], keeper: Keeper) -> float | None:
+    def _plain(self, work: Work, keeper: Keeper) -> float | None:
         """Plain prefill, measured once a run, on a server that is known to record our requests only."""
         record = keeper.target.record
         wanted = self.settings.baseline_s > 0 and record is not None and record.dump is not None
         if self.job.plain_tok_s is not None or not wanted or (record and record.dump and record.dump.record_all):
             return self.job.plain_tok_s
-        rows = preflight.baseline_rows(data.samples(left), self.settings)
-        data.tally = type(data.tally)()
+        rows = preflight.baseline_rows(work.data.samples(work.left), self.settings)
+        work.data.tally = Tally()
         self.job = msgspec.structs.replace(self.job, plain_tok_s=preflight.plain_prefill(keeper, rows, self.settings))
         self.files.save(self.job)
         return self.job.plain_tok_s
@@ -216,11 +251,12 @@ class Start:
         )
 
     def _end(self, writer: DatasetWriter) -> Ended:
-        """Make the side files, and say what there is."""
-        writer.finalise()
+        """Make the side files, and say what there is. A stop must not fail because the disk is full."""
+        lines = writer.index.lines()
+        with contextlib.suppress(*([Missing] if len(lines) < len(writer.record.rows()) else [])):
+            writer.finalise()
         for left in leftovers(self.settings.folder):
             left.unlink(missing_ok=True)
-        lines = writer.index.lines()
         whole = [line for line in lines if line.status == "written"]
         missing = len(writer.record.rows()) - len(lines)
         bad = sum(line.status == "quarantined" for line in lines)
@@ -245,11 +281,6 @@ def _described(data: Dataset, shard: tuple[int, int]) -> str:
 
 def _note(text: str) -> Told:
     return Told(time=time.time(), text=text)
-
-
-def _told(events: Generator[ServerEvent, None, None]) -> Iterator[Told]:
-    for event in events:
-        yield _note(describe(event))
 
 
 def _news(old: RunRecord, new: RunRecord) -> Iterator[Told]:
