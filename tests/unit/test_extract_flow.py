@@ -100,10 +100,12 @@ def test_a_row_that_servers_die_of_is_sent_alone_and_then_given_up(tmp_path: Pat
 
 def test_servers_that_die_without_a_sample_end_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path, rows=40)
+    run.writer._max_bad = 100
     run.server.answer = lambda server, one, rid: server.die()
     with pytest.raises(ServerError, match="servers died in a row"):
         run.go()
     assert run.done() == set()
+    assert run.server.starts == 10
 
 
 def test_a_request_that_fails_is_sent_again_under_another_id(tmp_path: Path) -> None:
