@@ -321,3 +321,72 @@ def test_dumps_of_starts_that_were_killed_are_removed(tmp_path: Path) -> None:
     run.server.record(sample(3), "hs-other-3")
     run.go()
     assert run.left_dumps() == ["req_1"], "another run's dump is none of ours"
+
+
+def test_a_stop_while_the_server_is_in_trouble_starts_none_and_ends_well(tmp_path: Path) -> None:
+    run = Run(tmp_path, rows=30)
+    slow = threading.Event()
+    write = run.writer.write
+
+    def slowly(*args: Any, **how: Any) -> Any:
+        slow.wait(1.0)
+        return write(*args, **how)
+
+    run.writer.write = slowly  # type: ignore[method-assign]
+
+    def answer(server: FakeServer, one: Sample, rid: str) -> None:
+        if one.index == 6:
+            run.stopping = True
+            server.die()
+        server.record(one, rid)
+
+    run.server.answer = answer
+    run.go()
+    assert run.server.starts == 0
+    assert 0 < len(run.done()) < 30
+
+
+def test_a_dump_is_written_however_full_the_dump_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, rows=4, concurrency=1)
+    free = {run.out: 1 << 40, run.dumps: 1 << 40}
+    monkeypatch.setattr(gate_module, "free_bytes", lambda folder: free[folder])
+    real, failed = run.writer.pool.call, threading.Event()
+
+    def call(name: str, **arguments: Any) -> Any:
+        if name == "convert" and "data_2" in arguments["target"] and not failed.is_set():
+            failed.set()
+            free[run.out], free[run.dumps] = 0, 0
+            threading.Timer(0.4, lambda: free.update({run.out: 1 << 40})).start()
+            threading.Timer(1.2, lambda: free.update({run.dumps: 1 << 40})).start()
+            raise Missing("the disk is full")
+        return real(name, **arguments)
+
+    monkeypatch.setattr(run.writer.pool, "call", call)
+    run.go()
+    assert run.done() == {0, 1, 2, 3}
+    assert run.server.asked.count(2) == 1
+
+
+def test_a_row_that_no_worker_can_write_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, rows=5)
+    real = run.writer.pool.call
+
+    def call(name: str, **arguments: Any) -> Any:
+        if name == "convert" and "data_3" in arguments["target"]:
+            raise Missing("the process that reads tensors ended (exit code -9)")
+        return real(name, **arguments)
+
+    monkeypatch.setattr(run.writer.pool, "call", call)
+    run.go()
+    assert run.done() == {0, 1, 2, 4}
+    assert run.writer.index.get(3).status == "quarantined"  # type: ignore[union-attr]
+    assert run.left_dumps() == []
+
+
+def test_a_row_larger_than_the_dump_folder_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, rows=3)
+    run.rows[1] = sample(1, tokens=90)
+    run.limits = Limits(None, None, 100, largest=5000)
+    run.go()
+    assert run.done() == {0, 2}
+    assert "more than the whole dump folder" in run.writer.index.get(1).reason  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ One thread decides, here; requests and writes happen in others and hand their ou
 import collections
 import contextlib
 import queue
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -243,6 +244,7 @@ class Flow:
         self._say(f"row {row} was not written: {error.message}", "warning", row)
         if self._write_tries[row] >= WRITE_TRIES:
             self._unwritten.remove((attempt, outcome.dump))
+            shutil.rmtree(outcome.dump, ignore_errors=True)
             self._gate.give(attempt.nbytes)
             self._lose(attempt, error.message)
 
