@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +28,11 @@ from tests.engine.human_eval import chats
 pytestmark = pytest.mark.engine
 
 ROWS = 200
-KILLS = int(os.environ.get("HSBENCH_TEST_KILLS", "6"))
+KILLS = int(os.environ.get("HSBENCH_TEST_KILLS", "5"))
 SEED = int(os.environ.get("HSBENCH_TEST_SEED", "1"))
 SERVER_KILLS = max(1, KILLS // 5)
+REPEATS = 0.001
+"""What two undisturbed runs differ by, at most: on these CPUs it was measured as nothing at all."""
 LONGEST = 80
 """Tokens of a row at most: 200 rows take the demo model on two cores about 40 s."""
 
@@ -152,12 +155,13 @@ def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
     assert {path.name for path in out.iterdir()} == {path.name for path in undisturbed.iterdir()}
     audit = hsbench.json("verify", str(out), "--all")
     assert (audit["verdict"], audit["checked"]) == ("ok", ROWS)
-    repeat = data.parent / "repeat"
-    hsbench.ok("extract", str(data), *options(repeat, 5), "--foreground")
-    own, disturbed = max(distances(undisturbed, repeat)), max(distances(undisturbed, out))
+    disturbed = max(distances(undisturbed, out))
     if report := os.environ.get("HSBENCH_TEST_REPORT"):
+        repeat = data.parent / "repeat"
+        hsbench.ok("extract", str(data), *options(repeat, 5), "--foreground")
+        own = max(distances(undisturbed, repeat))
         Path(report).write_text(json.dumps({"repeated": own, "killed": disturbed, "kills": killed, "seed": SEED}))
-    assert disturbed <= max(2 * own, 0.02)
+    assert disturbed <= REPEATS
 
 
 @contextmanager
@@ -178,6 +182,16 @@ def fill(folder: Path) -> Path:
         while True:
             file.write(bytes(4096))
     return ballast
+
+
+def keep_full(folder: Path, stop: threading.Event) -> None:
+    """Take the room that dumps leave behind too."""
+    with open(folder / "ballast", "ab", buffering=0) as file:
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                while file.write(bytes(4096)) == 4096:
+                    pass
+            stop.wait(0.02)
 
 
 def last_picture(out: Path) -> dict[str, Any]:
@@ -237,9 +251,15 @@ def test_a_full_dump_folder_holds_requests_back_and_loses_nothing(hsbench: Comma
         job.start()
         picture = wait_for(job, out, "running", written=3)
         assert 0 < picture["high_water_bytes"] <= 1_600_000
-        ballast = fill(dumps)
-        picture = wait_for(job, out, "paused")
-        assert str(dumps) in picture["why"]
+        stop, ballast = threading.Event(), dumps / "ballast"
+        filler = threading.Thread(target=keep_full, args=(dumps, stop))
+        filler.start()
+        try:
+            picture = wait_for(job, out, "paused")
+            assert str(dumps) in picture["why"]
+        finally:
+            stop.set()
+            filler.join()
         ballast.unlink()
         assert job.finish() == 0, job.log.read_text()[-3000:]
     assert set(index_of(out)) == set(range(SOME))

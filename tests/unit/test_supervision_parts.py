@@ -2,6 +2,7 @@
 
 import ast
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -293,7 +294,12 @@ def test_a_process_is_read_from_proc() -> None:
     assert me.role == "server"
     assert os.getpid() in signals.relatives(os.getpid())
     assert signals.process(1 << 22, 1) is None
-    assert signals.environment(os.getpid()).get("PATH") == os.environ["PATH"]
+    with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "A": "b=c"}) as child:
+        end = time.monotonic() + 10
+        while b"60" not in Path(f"/proc/{child.pid}/cmdline").read_bytes() and time.monotonic() < end:
+            time.sleep(0.01)  # between fork and exec it has ours
+        assert signals.environment(child.pid) == {"PATH": os.environ["PATH"], "A": "b=c"}
+        child.kill()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-FULL = (f"[Errno {errno.ENOSPC}]", "PytorchStreamWriter failed writing")
-"""How the recorder is told of a full disk: by Python, and by torch, which drops the reason."""
+FULL = (f"[Errno {errno.ENOSPC}]", "PytorchStreamWriter failed writing", "inline_container.cc")
+"""How the recorder is told of a full disk: by Python, and by torch's writer of archives, which drops the reason."""
 DUMP_VARIABLE = "SGLANG_HS_DUMP_DIR"
 
 
