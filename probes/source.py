@@ -62,7 +62,10 @@ class Rows:
 
     def __init__(self, path: str, cache: str, model: str | None, max_seq_len: int | None, form: str | None) -> None:
         self.files = data_files(Path(path))
-        self.data = _load(Path(path), self.files, cache)
+        self._hashes = [_hash(file) for file in self.files]
+        # By content: `datasets` itself goes by path and time of change, which copies and archives set as they like.
+        named = hashlib.sha256("".join(self._hashes).encode()).hexdigest()[:16]
+        self.data = _load(Path(path), self.files, str(Path(cache) / named))
         self.max_seq_len = max_seq_len
         self.model = model
         self.form = _form(self.data.column_names, form)
@@ -89,8 +92,8 @@ class Rows:
 
     def _fingerprint(self) -> str:
         whole = hashlib.sha256(json.dumps([VERSION, self.form, self.max_seq_len, self._mask_source()]).encode())
-        for file in self.files:
-            whole.update(_hash(file).encode())
+        for digest in self._hashes:
+            whole.update(digest.encode())
         if self.form != "input_ids" and self.model is not None:
             for name in TOKENIZER_FILES:
                 if (file := Path(self.model) / name).exists():
@@ -227,7 +230,8 @@ def _load(path: Path, files: list[Path], cache: str) -> Any:
             data = library.load_dataset(_loader(files[0]), data_files=names, split="train", cache_dir=cache)
     except Exception as error:  # the library raises many kinds for damaged files
         cause = error.__cause__ or error
-        raise DataError(f"{path} cannot be read: {one_line(str(cause), 200)}", "is every line a JSON object?") from None
+        said = one_line(str(cause), 200) or type(cause).__name__
+        raise DataError(f"{path} cannot be read: {said}", "is every line a JSON object, and is there one?") from None
     if len(data) == 0:
         raise DataError(f"{path} has no rows")
     return data
@@ -258,8 +262,11 @@ def _vocabulary(model: str | None) -> int | None:
 
 
 def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,6 +1,7 @@
 """Opening data sets, what is refused, the fingerprint, and the preview."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from datasets import Dataset as Library
 
+from probes import source
 from tests.unit.chat_support import CHATML, save_tokenizer
 from tests.unit.extract_support import LocalWorker
 from workbench import cli
@@ -197,3 +199,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [(row["index"], row["trained"]) for row in rows] == [(0, 2), (1, 0)]
     assert "first 5 rows: 6 tokens, 50.0% trained on, 0 cut, 3 refused" in err
     assert cli.run(["extract", str(path)]) == 2
+
+
+def test_other_contents_under_the_same_name_and_time_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "rows.jsonl"
+    seen = []
+    for ids in ([11, 12, 13], [97, 98, 99]):
+        path.write_text(json.dumps({"input_ids": ids}) + "\n")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        source._rows.cache_clear()
+        (row,) = Dataset.open(DatasetSettings(path=str(path)), LocalWorker("here")).samples([0])
+        assert isinstance(row, Sample)
+        seen.append(row.input_ids)
+    assert seen == [(11, 12, 13), (97, 98, 99)]

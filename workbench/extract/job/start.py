@@ -90,7 +90,10 @@ class Start:
             return self.settings.model
         if self.settings.url is not None:
             with SglangClient(self.settings.url) as client:
-                return str(client.model_info()["tokenizer_path"])
+                told = client.model_info()
+            if path := told.get("tokenizer_path") or told.get("model_path"):
+                return str(path)
+            raise UsageError(f"{self.settings.url} names no model", "is it an SGLang server?")
         record = self.files.load_server(self.settings.name)
         return record.model if record is not None else None
 
