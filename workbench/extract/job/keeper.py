@@ -21,9 +21,11 @@ from workbench.server import processes, roster, state
 from workbench.server.bringup import start_and_wait
 from workbench.server.client import SglangClient
 from workbench.server.events import Note, ServerEvent, Started
+from workbench.server.flags import absolute_paths
 from workbench.server.launch import Plan
 from workbench.server.ready import wait_ready
 from workbench.server.relaunch import plan_of
+from workbench.server.secrets import mask_flags
 from workbench.server.state import ServerRecord
 from workbench.server.stop import stop
 from workbench.supervision.target import of_record
@@ -93,8 +95,9 @@ class Keeper:
         yield from self._revive(record)
 
     def _other_flags(self, record: ServerRecord) -> list[str]:
-        """Flags asked for that the server does not have."""
-        return [word for word in self.settings.flags if word not in record.argv]
+        """Flags asked for that the server does not have; a record shows secrets masked and paths absolute."""
+        asked = mask_flags(absolute_paths(self.settings.flags))
+        return [word for word in asked if word not in record.argv]
 
     def _refuse_other_flags(self, record: ServerRecord) -> None:
         if other := self._other_flags(record):
@@ -110,7 +113,6 @@ class Keeper:
         self._asking = SglangClient(target.url, api_key=key, timeout=PING_S)
         if target.record is None:
             self._model = str(self.client.model_info()["model_path"])
-        if target.record is None:
             return
         self._plan = plan_of(target.record)
         self._files.save_server(target.record)
@@ -154,7 +156,7 @@ class Keeper:
     def _revive(self, record: ServerRecord) -> Iterator[ServerEvent]:
         other = state.load(record.name)
         if other is not None and other.pid != record.pid and state.alive(other):
-            if (other.dump, other.model, other.argv) != (record.dump, record.model, record.argv):
+            if (other.dump, other.model, _but_port(other)) != (record.dump, record.model, _but_port(record)):
                 raise UsageError(
                     f"a server named {record.name!r} was started meanwhile, and is not the one of this run",
                     f"hsbench stop {record.name}, then hsbench extract --resume DIR",
@@ -224,6 +226,14 @@ class Keeper:
         self._release()
         if lease is not None and lease.last and lease.passing:
             stop_quietly(lease.record)
+
+
+def _but_port(record: ServerRecord) -> list[str]:
+    """A server's command line without its port, which may have been taken when it was started again."""
+    words = list(record.argv)
+    if "--port" in words:
+        del words[words.index("--port") : words.index("--port") + 2]
+    return words
 
 
 def _options(settings: ExtractSettings) -> ServerOptions:
