@@ -156,3 +156,10 @@ def test_a_look_at_a_long_run_reads_the_end_only(tmp_path: Path, monkeypatch: py
     found = OwnRun(tmp_path).look()
     assert found.tokens == 100 * 2999
     assert found.tok_s_avg == pytest.approx(100)
+
+
+def test_an_end_is_told_from_that_of_another_start_by_its_number_when_the_clock_was_set_back() -> None:
+    early = Ended(time=T0 - 3600, state="done", message="all", start=1)
+    assert seen(picture(10, 1000), early, alive=False).state == "done"
+    other = Ended(time=T0 + 20, state="done", message="all", start=7)
+    assert seen(picture(10, 1000), other, alive=False).state == "killed"

@@ -103,6 +103,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
     next_step: str = ""
     exit_code: int = 0
+    start: int = 0
+    """Which start of the job it was; 0 in what an older release wrote."""
 
 
 JobEvent = Preflight | Progress | Told | Ended

@@ -5,7 +5,7 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import msgspec
 import psutil
@@ -74,7 +74,7 @@ class Keeper:
                 f"no server named {settings.name!r} runs, and no model is named",
                 "give --model PATH, or start one: hsbench serve --model PATH --dump-dir DIR",
             )
-        self._use((yield from open_target(_options(settings))))
+        self._use((yield from self._opened(_options(settings))))
 
     def _known(self, record: ServerRecord) -> Generator[ServerEvent, None, None]:
         """A server of this name: used if it runs, else started again as it was, or as it is asked for now."""
@@ -82,17 +82,33 @@ class Keeper:
         options = _options(self.settings)
         if state.alive(record):
             self._refuse_other_flags(record)
-            self._use((yield from open_target(options)))
+            self._use((yield from self._opened(options)))
             return
         if record.dump is None or self._other_flags(record):
             model = self.settings.model or record.model
             yield Note(f"the server {record.name} is gone; starting one of {model} as it is asked for now")
-            self._use((yield from open_target(msgspec.structs.replace(options, model=model))))
+            self._use((yield from self._opened(msgspec.structs.replace(options, model=model))))
             return
         check_same(options, record)
         yield Note(f"the server {record.name} is gone; starting it again as it was")
         self._plan = plan_of(record)
         yield from self._revive(record)
+
+    def _opened(self, options: ServerOptions) -> Generator[ServerEvent, None, Target]:
+        """`open_target`; a server that is started is marked at once, so that a later start of the job may stop it."""
+        with contextlib.closing(open_target(options)) as opening:
+            while True:
+                try:
+                    event = next(opening)
+                except StopIteration as found:
+                    return cast(Target, found.value)
+                self._mark_if_started(event, passing=not self.settings.keep)
+                yield event
+
+    def _mark_if_started(self, event: ServerEvent, *, passing: bool) -> None:
+        if isinstance(event, Started) and passing:
+            with Lease(event.record) as lease:
+                lease.mark_passing()
 
     def _other_flags(self, record: ServerRecord) -> list[str]:
         """Flags asked for that the server does not have; a record shows secrets masked and paths absolute."""
@@ -181,6 +197,7 @@ class Keeper:
             try:
                 for event in start_and_wait(self._plan, self.settings.timeout_s):
                     record = event.record if isinstance(event, Started) else record
+                    self._mark_if_started(event, passing=passing)
                     yield event
             except HsbenchError as error:
                 if number == STARTS or not isinstance(error, ServerError):

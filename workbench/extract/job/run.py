@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import msgspec
 import psutil
 
 from workbench.errors import HsbenchError, Missing
@@ -47,28 +48,33 @@ def run(request: Request, control: Control) -> Iterator[JobEvent]:
         job = _begin(files, request)
         journal = Journal(files)
         try:
-            for event in Start(files, job, request, lambda: control.stopping).events():
+            for told in Start(files, job, request, lambda: control.stopping).events():
+                event = msgspec.structs.replace(told, start=job.start) if isinstance(told, Ended) else told
                 journal.append(event)
                 yield event
         except OSError as error:
-            found = Missing(f"{error.filename or files.out}: {error.strerror}", "make room, then resume the job")
-            journal.append(_failed(found.message, found.next_step, int(found.exit_code)))
+            found = Missing(f"{error.filename or files.out}: {error.strerror}", "is there room, and may it be written?")
+            journal.append(_failed(job, found.message, found.next_step, int(found.exit_code)))
             raise found from error
         except HsbenchError as error:
-            journal.append(_failed(error.message, error.next_step, int(error.exit_code)))
+            journal.append(_failed(job, error.message, error.next_step, int(error.exit_code)))
             raise
         except KeyboardInterrupt:
-            journal.append(Ended(time=time.time(), state="stopped", message="broken off", exit_code=130))
+            journal.append(
+                Ended(time=time.time(), state="stopped", message="broken off", exit_code=130, start=job.start)
+            )
             raise
         except Exception as error:
-            journal.append(_failed(f"defect in hsbench: {type(error).__name__}: {error}", str(files.log), 70))
+            journal.append(_failed(job, f"defect in hsbench: {type(error).__name__}: {error}", str(files.log), 70))
             raise
         finally:
             journal.close()
 
 
-def _failed(message: str, next_step: str, code: int) -> Ended:
-    return Ended(time=time.time(), state="failed", message=message, next_step=next_step, exit_code=code)
+def _failed(job: JobFile, message: str, next_step: str, code: int) -> Ended:
+    return Ended(
+        time=time.time(), state="failed", message=message, next_step=next_step, exit_code=code, start=job.start
+    )
 
 
 def _begin(files: JobFiles, request: Request) -> JobFile:

@@ -110,7 +110,7 @@ def view(known: Known, job: JobFile, running: bool, now: float, folder: str) -> 
 
 
 def _state(known: Known, job: JobFile, running: bool, now: float) -> dict[str, Any]:
-    ended = known.ended if known.ended is not None and known.ended.time >= job.started else None
+    ended = known.ended if known.ended is not None and _of_this_start(known.ended, job) else None
     if ended is not None:
         return {"state": ended.state, "why": ended.message, "next_step": ended.next_step}
     if not running:
@@ -125,6 +125,11 @@ def _state(known: Known, job: JobFile, running: bool, now: float) -> dict[str, A
     if silent > SILENT_S and known.state not in STARTING:
         return {"state": known.state, "why": f"the job told nothing for {silent:.0f} s"}
     return {"state": known.state, "why": known.progress.why if known.progress and known.state != "preflight" else ""}
+
+
+def _of_this_start(ended: Ended, job: JobFile) -> bool:
+    """By its number, since clocks are set back; by its time where it has none."""
+    return ended.start == job.start if ended.start else ended.time >= job.started
 
 
 def _counts(known: Known) -> dict[str, Any]:
