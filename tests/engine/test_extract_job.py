@@ -28,7 +28,7 @@ from tests.engine.human_eval import chats
 pytestmark = pytest.mark.engine
 
 ROWS = 200
-KILLS = int(os.environ.get("HSBENCH_TEST_KILLS", "5"))
+KILLS = int(os.environ.get("HSBENCH_TEST_KILLS", "4"))
 SEED = int(os.environ.get("HSBENCH_TEST_SEED", "1"))
 SERVER_KILLS = max(1, KILLS // 5)
 REPEATS = 0.001

@@ -329,7 +329,7 @@ def test_a_stop_while_the_server_is_in_trouble_starts_none_and_ends_well(tmp_pat
     write = run.writer.write
 
     def slowly(*args: Any, **how: Any) -> Any:
-        slow.wait(1.0)
+        slow.wait(0.3)
         return write(*args, **how)
 
     run.writer.write = slowly  # type: ignore[method-assign]

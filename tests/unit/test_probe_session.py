@@ -45,7 +45,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerRecord:
 )
 def test_options_that_contradict_the_running_server(record: ServerRecord, asked: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        session._check_same(msgspec.structs.replace(OPTIONS, **asked), record)
+        session.check_same(msgspec.structs.replace(OPTIONS, **asked), record)
 
 
 def test_options_that_agree_or_say_nothing(record: ServerRecord) -> None:
@@ -55,7 +55,7 @@ def test_options_that_agree_or_say_nothing(record: ServerRecord) -> None:
     refused = []
     for options in (OPTIONS, same):
         try:
-            session._check_same(options, record)
+            session.check_same(options, record)
         except UsageError as error:
             refused.append(error.message)
     assert refused == []
@@ -63,7 +63,7 @@ def test_options_that_agree_or_say_nothing(record: ServerRecord) -> None:
 
 def test_a_server_that_records_nothing(record: ServerRecord) -> None:
     with pytest.raises(UsageError, match="records no hidden states"):
-        session._check_same(OPTIONS, msgspec.structs.replace(record, dump=None))
+        session.check_same(OPTIONS, msgspec.structs.replace(record, dump=None))
 
 
 def test_the_last_user_of_a_passing_server_stops_it(record: ServerRecord) -> None:
