@@ -3,14 +3,13 @@
     python -m bench.client_compare [--model demo] [--rounds 3] [--input-len 32] [--output-len 32] [--concurrency 4]
 
 Alternates the two on one server, with the same number of random prompts of the same length, `ignore_eos`, and as many
-in flight. Processor time of each client is that of its process; what it costs to start (imports, a tokenizer) is taken
-out by running each twice a round, with few requests and with many, and dividing the difference by the tokens between.
+in flight. Processor time is that of each client's process after its imports; what else a start costs (a tokenizer) is
+taken out by running each twice a round, with few requests and with many: the difference, over the tokens between.
 """
 
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,26 +22,39 @@ NAME = "client-compare"
 FEW = 4
 
 
-def cpu_of(command: list[str]) -> float:
-    """Run a command; the processor seconds of it and its children."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+DRIVER = """
+import importlib, sys, time
+module, function = sys.argv.pop(1), sys.argv.pop(1)
+run = getattr(importlib.import_module(module), function)
+before = time.process_time()
+try:
+    run()
+except SystemExit as end:
+    if end.code:
+        raise
+print(f"cpu {time.process_time() - before}", file=sys.stderr)
+"""
+
+
+def cpu_of(module: str, function: str, arguments: list[str]) -> float:
+    """Run a client's main function in a process of its own; the processor seconds after its imports."""
+    command = [sys.executable, "-c", DRIVER, module, function, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{command} failed:\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return float(done.stderr.rpartition("cpu ")[2])
 
 
 def theirs(options: argparse.Namespace, url: str, requests: int, folder: Path) -> dict[str, Any]:
     """SGLang's client; its figures in our names, seconds."""
     out = folder / f"theirs-{os.urandom(4).hex()}.jsonl"
     host, _, port = url.removeprefix("http://").partition(":")
-    command = [sys.executable, "-m", "sglang.benchmark.serving", "--backend", "sglang", "--host", host, "--port", port]
+    command = ["--backend", "sglang", "--host", host, "--port", port]
     command += ["--dataset-name", "random-ids", "--tokenize-prompt", "--random-range-ratio", "1.0", "--disable-tqdm"]
     command += ["--random-input-len", str(options.input_len), "--random-output-len", str(options.output_len)]
     command += ["--num-prompts", str(requests), "--max-concurrency", str(options.concurrency), "--warmup-requests", "0"]
     command += ["--model", options.folder, "--tokenizer", options.folder, "--seed", str(int.from_bytes(os.urandom(3)))]
-    cpu = cpu_of([*command, "--output-file", str(out)])
+    cpu = cpu_of("sglang.benchmark.serving", "cli_main", [*command, "--output-file", str(out)])
     told = json.loads(out.read_text().splitlines()[-1])
     return {
         "tokens": told["total_output_tokens"],
@@ -55,10 +67,10 @@ def theirs(options: argparse.Namespace, url: str, requests: int, folder: Path) -
 
 def ours(options: argparse.Namespace, url: str, requests: int, folder: Path) -> dict[str, Any]:
     """`hsbench bench`."""
-    command = [*HSBENCH, "bench", "--url", url, "--no-warm-up", "--json", "--out", str(folder / os.urandom(4).hex())]
+    command = ["bench", "--url", url, "--no-warm-up", "--json", "--out", str(folder / os.urandom(4).hex())]
     command += ["--input-len", str(options.input_len), "--output-len", str(options.output_len)]
     command += ["--concurrency", str(options.concurrency), "--requests", str(requests)]
-    cpu = cpu_of(command)
+    cpu = cpu_of("workbench.cli", "main", command)
     figures = json.loads((Path(command[command.index("--out") + 1]) / "summary.json").read_text())["points"][0][
         "metrics"
     ]
