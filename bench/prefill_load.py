@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.sweep.student import quantile
 from workbench.errors import HsbenchError
 from workbench.server.client import SglangClient
 
@@ -104,9 +105,5 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, float("nan")
-    half = T95.get(len(values) - 1, 1.96) * statistics.stdev(values) / len(values) ** 0.5
+    half = quantile(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return mean, half
-
-
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
-"""Two-sided 95 % quantiles of Student's t by degrees of freedom."""

@@ -25,7 +25,7 @@ def test_too_few_answers_have_no_rate(ends: list[float]) -> None:
 def test_the_interval_is_students() -> None:
     mean, half = interval([0.98, 1.0, 1.02])
     assert mean == pytest.approx(1.0)
-    assert half == pytest.approx(4.303 * 0.02 / math.sqrt(3), rel=1e-6)
+    assert half == pytest.approx(4.30265273 * 0.02 / math.sqrt(3), rel=1e-6)
 
 
 def test_the_servers_own_rate_is_read_from_its_log() -> None:

@@ -194,7 +194,6 @@ def test_a_chart_needs_plotext_room_and_points(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_chart(tmp_path: Path) -> None:
-    pytest.importorskip("plotext")
     # In a process of its own: a number that plotext does not like would abort this one.
     code = (
         "from workbench.render.charts import chart\n"

@@ -120,7 +120,8 @@ def _asked(data: str | None, rest: dict[str, Any]) -> "ExtractSettings":
 
 def _resumed(folder: str, data: str | None, rest: dict[str, Any]) -> "ExtractSettings":
     """The job's own settings, with those replaced that stand on the command line."""
-    from workbench.extract.job.detach import changed
+    import msgspec
+
     from workbench.extract.job.files import JobFiles
 
     context = click.get_current_context()
@@ -135,7 +136,7 @@ def _resumed(folder: str, data: str | None, rest: dict[str, Any]) -> "ExtractSet
         raise UsageError(f"there was no job in {folder}", "hsbench extract DATA --out DIR begins one")
     new = _settings({**rest, "out": folder, "shard": (0, 1)})
     given = (given - {"resume"}) | {"out"}  # the folder may have been moved
-    return changed(job.settings, {NAMES.get(name, name): new[NAMES.get(name, name)] for name in given})
+    return msgspec.structs.replace(job.settings, **{NAMES.get(k, k): new[NAMES.get(k, k)] for k in given})
 
 
 NAMES = {

@@ -35,13 +35,17 @@ def wait_for_dumps(
         if new and not found:
             deadline = min(deadline, clock() + rest_s)
         found += new
-        if _settled(found, tokens) or failed() or clock() >= deadline:
-            found.sort(key=lambda entry: int(entry.get("pass", 0)))
-            return [dump_dir / f"req_{int(entry['n'])}" for entry in found]
+        if settled(found, tokens) or failed() or clock() >= deadline:
+            return in_order(dump_dir, found)
         sleep(POLL_S)
 
 
-def _settled(found: list[dict[str, Any]], tokens: int) -> bool:
+def in_order(dump_dir: Path, found: list[dict[str, Any]]) -> list[Path]:
+    """The folders of these lines of the index, in the order of their passes: writers finish in any."""
+    return [dump_dir / f"req_{int(entry['n'])}" for entry in sorted(found, key=lambda e: int(e.get("pass", 0)))]
+
+
+def settled(found: list[dict[str, Any]], tokens: int) -> bool:
     """Whether nothing more is to come, or nothing that comes could make it whole."""
     if any(entry.get("chunk", 0) is None for entry in found):
         return True

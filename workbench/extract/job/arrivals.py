@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from workbench.probe.arrival import NewLines
+from workbench.probe.arrival import NewLines, in_order, settled
 from workbench.probe.evidence import read_json
 
 POLL_S = 0.02
@@ -21,14 +21,12 @@ REST_S = 2.0
 
 
 class Expected:
-    """The dumps of one request, once `came` is set: `folders` in the order of their passes, or an `error`."""
+    """The dumps of one request, once `came` is set: `folders` in the order of their passes, none if it failed."""
 
     def __init__(self, request_id: str, tokens: int) -> None:
         self.request_id, self.tokens = request_id, tokens
         self.came = threading.Event()
         self.folders: list[Path] = []
-        self.error = ""
-        """The recorder's own words, when it failed on this request."""
         self._entries: list[dict[str, Any]] = []
         self._first = 0.0
 
@@ -39,17 +37,11 @@ class Expected:
 
     def settled(self, now: float, rest_s: float) -> bool:
         """Whether nothing more is to come, or has not come in time."""
-        if not self._entries:
-            return False
-        if any(entry.get("chunk", 0) is None for entry in self._entries):
-            return True
-        have = sum(int(entry.get("num_tokens", 0)) for entry in self._entries)
-        return have >= self.tokens or now - self._first >= rest_s
+        return settled(self._entries, self.tokens) or (bool(self._entries) and now - self._first >= rest_s)
 
     def settle(self, dump_dir: Path) -> None:
         """Say where the dumps are."""
-        ordered = sorted(self._entries, key=lambda entry: int(entry.get("pass", 0)))
-        self.folders = [dump_dir / f"req_{int(entry['n'])}" for entry in ordered]
+        self.folders = in_order(dump_dir, self._entries)
         self.came.set()
 
 
@@ -103,7 +95,6 @@ class Arrivals:
             for line in self._errors.take():
                 found = self._expected.get(str(line.get("request_id")))
                 if found is not None:
-                    found.error = str(line.get("error"))
                     found.came.set()
             for request_id, expected in list(self._expected.items()):
                 if expected.settled(now, self._rest_s):

@@ -7,14 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 
-import msgspec
 import psutil
 
 from workbench.errors import HsbenchError, ServerError
 from workbench.exitcodes import ExitCode
 from workbench.extract.job.events import Ended, JobEvent, Progress
 from workbench.extract.job.files import JobFiles, Request, recent
-from workbench.extract.job.settings import ExtractSettings
 from workbench.server import processes
 from workbench.server.log import tail
 
@@ -94,8 +92,3 @@ def stop(files: JobFiles) -> bool:
                 f"kill -9 {process.pid} loses nothing that was finished",
             ) from None
     return True
-
-
-def changed(settings: ExtractSettings, given: dict[str, object]) -> ExtractSettings:
-    """Settings of before with those that are given now."""
-    return msgspec.structs.replace(settings, **given)
