@@ -69,7 +69,7 @@ def _run(job: dict[str, Any]) -> None:
         runner.clear()
         _, logits, _ = runner.extend([_request(one_batch, rid, ids) for rid, ids in batch.items()])
         rows.append(logits.float().log_softmax(dim=-1).clone())
-    hooked = any(hasattr(module, "_hs_recorder") for name, module in sys.modules.items() if "srt.models" in name)
+    hooked = any(hasattr(module, "_hs_recorder") for name, module in list(sys.modules.items()) if "srt.models" in name)
     torch.save({"logprobs": torch.cat(rows), "hooked": hooked}, job["result"])
     _await_dumps(job["env"].get("SGLANG_HS_DUMP_DIR"), sum(map(len, job["batches"])))
 
