@@ -51,11 +51,29 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hsbench")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def root(debug: bool) -> None:
-    """Get hidden states out of SGLang, and know that they are right."""
+@click.option("--readonly", is_flag=True, help="The app: look, and start, end or change nothing.")
+@click.option("--ascii", "ascii_only", is_flag=True, help="The app: draw with ASCII only.")
+@click.option("--theme", metavar="NAME", help="The app: its colours.")
+@click.option("--no-mouse", is_flag=True, help="The app: leave the mouse to the terminal.")
+@click.option("--web", is_flag=True, help="The app in a browser of this machine (needs textual-serve).")
+@click.option("--web-port", type=click.IntRange(1, 65535), default=8017, show_default=True, help="For --web.")
+@click.pass_context
+def root(context: click.Context, /, debug: bool, **app: Any) -> int | None:
+    """Get hidden states out of SGLang, and know that they are right.
+
+    Without a command the app opens in the terminal.
+    """
+    if context.invoked_subcommand is None:
+        from workbench.commands.app import open_app
+
+        return open_app(**app)
+    given = [name for name in app if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given:
+        raise UsageError("the app's options do not go with a command", "hsbench --help")
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

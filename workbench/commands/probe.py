@@ -61,6 +61,7 @@ def probe(text: str | None, tokens: str | None, chat: bool, layers: str | None, 
 
 
 def _show(events: "Iterator[ServerEvent | ProbeReport]", as_json: bool) -> int:
+    from workbench.probe import history
     from workbench.probe.report import ProbeReport
     from workbench.render.probe import probe_text
     from workbench.server.events import describe
@@ -70,6 +71,7 @@ def _show(events: "Iterator[ServerEvent | ProbeReport]", as_json: bool) -> int:
         if not isinstance(event, ProbeReport):
             output.narrate(describe(event))
             continue
+        history.keep(event)
         if as_json:
             output.data_json(event)
         else:

@@ -1,0 +1,1 @@
+"""Screens that lie over a mode and answer a question."""

@@ -1,0 +1,25 @@
+"""Stub."""
+
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+
+from workbench.tui.bindings import bindings_of
+from workbench.tui.screens.base import ModeScreen
+from workbench.tui.widgets.panel import Panel
+from workbench.tui.widgets.plain import Plain
+
+
+class ExtractionScreen(ModeScreen):
+    """Stub."""
+
+    MODE = "extraction"
+    BINDINGS: ClassVar = bindings_of("extraction")
+
+    def body(self) -> ComposeResult:
+        """Stub."""
+        with Panel(title="extraction"):
+            yield Plain("not yet")
+
+    def show(self, snapshot: Any) -> None:
+        """Stub."""

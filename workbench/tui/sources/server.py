@@ -1,0 +1,25 @@
+"""Stub."""
+
+import msgspec
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Stub."""
+
+
+class ServerSource:
+    """Stub."""
+
+    every_s = 1.0
+
+    def collect(self) -> Snapshot:
+        """Look."""
+        return Snapshot()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def make() -> ServerSource:
+    """The real source."""
+    return ServerSource()
