@@ -49,6 +49,7 @@ OURS = Theme(
 
 PROVIDERS: set[type[Provider] | Callable[[], type[Provider]]] = {Actions}
 
+STYLES = Path(__file__).with_name("app.tcss")
 WIDTHS: list[tuple[int, str]] = [(0, "-narrow"), (100, "-normal"), (150, "-wide")]
 HEIGHTS: list[tuple[int, str]] = [(0, "-low"), (36, "-high")]
 """Columns and lines from which on a class stands at every screen; see `app.tcss`."""
@@ -63,7 +64,7 @@ class WorkbenchApp(App[int]):
     """
 
     TITLE = "hsbench"
-    CSS_PATH = "app.tcss"
+    CSS_PATH = STYLES
     MODES = SCREENS
     DEFAULT_MODE = "server"
     COMMANDS = PROVIDERS

@@ -24,7 +24,7 @@ def help_of(mode: str, keymap: Mapping[str, str]) -> Text:
         keymap: Id of an action → the key that the config file gives it.
     """
     about = next(one for one in MODES if one.name == mode)
-    text = Text(f"{about.help}\n\n", style="italic")
+    text = Text().append(f"{about.help}\n\n", style="italic")
     for action in of_mode(mode):
         _line(text, shown_key(keymap.get(action.id, action.key)), _words(action))
     text.append("\n")

@@ -52,7 +52,6 @@ class TopLine(Horizontal):
     TopLine > .mode-name.current { color: $text; text-style: bold reverse; padding: 0; margin: 0 1 0 0; }
     TopLine > #brand { width: auto; padding: 0 1; text-style: bold; color: $accent; }
     TopLine > #truth { width: 1fr; text-align: right; padding: 0 1; }
-    .-narrow TopLine > #brand { display: none; }
     """
 
     def __init__(self, current: str) -> None:
