@@ -6,7 +6,8 @@ import gc
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -15,7 +16,8 @@ from bench.load.metrics import percentile, shortest_latency
 from bench.load.records import RequestRecord, Trace, record_of
 from bench.load.spec import Workload
 
-LAG_EVERY_S = 0.01
+LAG_EVERY_S = 0.05
+"""Each look wakes the loop, which on a quiet client would be much of its work."""
 LAG_P99_S = 0.002
 LAG_SHARE = 0.05
 """Of the shortest latency that is measured: where that is long, more lag does no harm."""
@@ -73,8 +75,18 @@ class LagSampler:
         self._arm()
 
 
+Watch = Callable[[list[Trace], LagSampler], AbstractContextManager[None]]
+"""Looks on while a load runs, in its event loop: at the traces as they grow, and at how late the loop is."""
+
+
 async def put(
-    client: LoadClient, bodies: Bodies, work: Workload, seed: int = 0, ceiling: float | None = None
+    client: LoadClient,
+    bodies: Bodies,
+    work: Workload,
+    seed: int = 0,
+    ceiling: float | None = None,
+    *,
+    watch: Watch | None = None,
 ) -> Loaded:
     """Put `work` on the server and wait for every answer.
 
@@ -84,9 +96,11 @@ async def put(
         work: What to send.
         seed: Of the arrival times.
         ceiling: Tokens a second that the self-test found this client able to take.
+        watch: Looks on.
     """
+    client.sent = []
     load = _at_rate if work.rate is not None else _in_flight
-    with _no_collection(), LagSampler() as lag:
+    with _no_collection(), LagSampler() as lag, watch(client.sent, lag) if watch else contextlib.nullcontext():
         cpu, began = time.process_time(), clock()
         traces = await load(client, bodies, work, random.Random(seed))
         cpu, seconds = time.process_time() - cpu, clock() - began

@@ -22,6 +22,7 @@ class Trace:
         "end",
         "error",
         "finish",
+        "heard",
         "number",
         "prompt",
         "start",
@@ -33,7 +34,7 @@ class Trace:
 
     def __init__(self, number: int = 0, asked: int = 0) -> None:
         self.number, self.asked = number, asked
-        self.asked_at = self.start = self.end = 0.0
+        self.asked_at = self.start = self.heard = self.end = 0.0
         self.times: list[float] = []
         """When each chunk with tokens arrived."""
         self.totals: list[int] = []

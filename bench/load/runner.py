@@ -4,12 +4,14 @@ import asyncio
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
 from bench.load.client import LoadClient, clock
 from bench.load.dialects import dialect
-from bench.load.load import Bodies, ClientCost, Loaded, put
+from bench.load.live import LiveLog
+from bench.load.load import Bodies, ClientCost, Loaded, Watch, put
 from bench.load.metrics import Metrics, metrics, tpot_of
 from bench.load.prompts import Unique, from_file, in_turn
 from bench.load.records import RequestRecord
@@ -65,7 +67,13 @@ def run(settings: BenchSettings, tell: Tell, api_key: str | None = None, ceiling
     run_source(Source(settings), tell, api_key, ceiling)
 
 
-def run_source(source: "Source", tell: Tell, api_key: str | None = None, ceiling: float | None = None) -> None:
+def run_source(
+    source: "Source",
+    tell: Tell,
+    api_key: str | None = None,
+    ceiling: float | None = None,
+    live: LiveLog | None = None,
+) -> None:
     """Do every workload; each is told as `Measured` when it is over, and so is every round of a warm-up.
 
     Args:
@@ -73,13 +81,14 @@ def run_source(source: "Source", tell: Tell, api_key: str | None = None, ceiling
         tell: Called in this thread, between loads, with what there is to tell.
         api_key: Sent as a bearer token.
         ceiling: Tokens a second that the self-test found.
+        live: Is told every second how it goes.
 
     Raises:
         ServerError: no request of a load came to its end.
     """
     settings = source.settings
     client = LoadClient(settings.url, source.spoken, settings.timeout, api_key)
-    asyncio.run(_run(client, source, tell, ceiling))
+    asyncio.run(_run(client, source, tell, ceiling, live))
 
 
 class Source:
@@ -106,25 +115,42 @@ class Source:
             yield self.spoken.body(prompt, work.output_len, work.ignore_eos)
 
 
-async def _run(client: LoadClient, source: Source, tell: Tell, ceiling: float | None) -> None:
+async def _run(
+    client: LoadClient, source: Source, tell: Tell, ceiling: float | None, live: LiveLog | None = None
+) -> None:
     settings = source.settings
     async with client:
         for number, work in enumerate(settings.workloads):
             bodies = source.bodies(work)
-            warmed = await warm_up(client, bodies, work, settings.warm_up, tell) if settings.warm_up else None
-            loaded = await put(client, bodies, work, settings.seed + number, ceiling)
+            rule = settings.warm_up
+            watches = partial(live.of, number) if live else None
+            warmed = await warm_up(client, bodies, work, rule, tell, watches=watches) if rule else None
+            watch = watches(work) if watches else None
+            loaded = await put(client, bodies, work, settings.seed + number, ceiling, watch=watch)
             _must_have_answers(loaded.records)
             tell(Measured(point=_point(work, loaded, warmed, source), records=loaded.records))
 
 
-async def warm_up(client: LoadClient, bodies: Bodies, work: Workload, rule: WarmUp, tell: Tell) -> Warmed:
-    """Rounds of the workload itself until their rates settle, or until the rule's bounds."""
+async def warm_up(
+    client: LoadClient,
+    bodies: Bodies,
+    work: Workload,
+    rule: WarmUp,
+    tell: Tell,
+    *,
+    watches: Callable[[Workload, int], Watch] | None = None,
+) -> Warmed:
+    """Rounds of the workload itself until their rates settle, or until the rule's bounds.
+
+    `watches` makes what looks on, of a round and its number.
+    """
     rates: list[float] = []
     began = clock()
     size = work.concurrency or max(3, math.ceil(work.rate or 1))
     one = msgspec.structs.replace(work, requests=size, seconds=None)
     while not settled(rates, rule) and len(rates) < rule.most_rounds and clock() - began < rule.most_seconds:
-        loaded = await put(client, bodies, one, seed=len(rates))
+        watch = watches(one, len(rates) + 1) if watches else None
+        loaded = await put(client, bodies, one, seed=len(rates), watch=watch)
         _must_have_answers(loaded.records)
         rates.append(_rate(loaded, work))
         tell(Round(label=work.label, number=len(rates), tok_s=rates[-1]))

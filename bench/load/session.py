@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.load.live import LiveLog
 from bench.load.runner import Measured, Round, Source, run_source
 from bench.load.selftest import remembered
 from bench.load.spec import BenchSettings
@@ -60,10 +61,14 @@ def measure(settings: BenchSettings, tell: Tell, out: Path | None = None, api_ke
             count += 1
         tell(told)
 
+    ceiling = remembered(settings.api)
     try:
-        run_source(source, keep, api_key, remembered(settings.api))
-    except BaseException:
-        if not count:
+        with LiveLog(folder.path, ceiling) as live:
+            run_source(source, keep, api_key, ceiling, live)
+    except BaseException as error:
+        if count:
+            folder.break_off(str(error) or type(error).__name__)
+        else:
             folder.discard()
         raise
     folder.finish()

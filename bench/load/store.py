@@ -1,5 +1,10 @@
-"""Run folders: `run.json` first, `requests.jsonl` grows, `summary.json` is replaced whole after each workload."""
+"""Run folders: `run.json` first, `requests.jsonl` grows, `summary.json` is replaced whole after each workload.
 
+Whether a run goes on is told by the process in `run.json`, and that it is over by `summary.json`; `live.jsonl` tells
+how it goes (`bench.load.live`).
+"""
+
+import contextlib
 import os
 import platform
 import secrets
@@ -7,10 +12,12 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
+import psutil
 
+from bench.load.live import LIVE_FILE
 from bench.load.records import RequestRecord
 from bench.load.runner import Measured, Point
 from bench.load.spec import BenchSettings
@@ -18,6 +25,7 @@ from workbench import __version__
 from workbench.errors import UsageError
 from workbench.extract.durable import replace_bytes
 from workbench.paths import state_dir
+from workbench.server import processes
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -35,6 +43,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What the server said of its settings."""
     client: dict[str, Any] = {}
     """Versions, cores, and the machine's load before the run."""
+    pid: int | None = None
+    since_boot: float | None = None
+    """With `pid`, the identity of the process that measures."""
     schema: int = SCHEMA
 
 
@@ -43,6 +54,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     points: tuple[Point, ...] = ()
     finished: bool = False
+    broken: str | None = None
+    """Why the run ended before its last workload, where it could still say so."""
+
+
+State = Literal["running", "finished", "broken off"]
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -86,8 +102,14 @@ class RunFolder:
         """Say that nothing is missing."""
         self._save(Summary(points=self.summary().points, finished=True))
 
+    def break_off(self, why: str) -> None:
+        """Say that nothing more comes; where that cannot be written, the process will be missed."""
+        with contextlib.suppress(OSError, UsageError):
+            self._save(Summary(points=self.summary().points, broken=why))
+
     def discard(self) -> None:
         """Remove a run of which nothing was measured."""
+        (self.path / LIVE_FILE).unlink(missing_ok=True)
         (self.path / "run.json").unlink()
         self.path.rmdir()
 
@@ -118,6 +140,15 @@ class RunFolder:
                     yield stored.request
 
 
+def state_of(run: Run, summary: Summary) -> State:
+    """Whether a run is over, goes on, or ended early."""
+    if summary.finished:
+        return "finished"
+    if summary.broken is not None or run.pid is None or run.since_boot is None:
+        return "broken off"
+    return "running" if processes.find(run.pid, run.since_boot) is not None else "broken off"
+
+
 def _json(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
@@ -139,7 +170,17 @@ def new_run(settings: BenchSettings, model: str, facts: dict[str, Any]) -> Run:
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],
     }
-    return Run(name=name, started=time.time(), settings=settings, model=model, facts=facts, client=client)
+    pid = os.getpid()
+    return Run(
+        name=name,
+        started=time.time(),
+        settings=settings,
+        model=model,
+        facts=facts,
+        client=client,
+        pid=pid,
+        since_boot=processes.since_boot(psutil.Process(pid)),
+    )
 
 
 def runs_dir() -> Path:

@@ -35,7 +35,7 @@ def usage(tokens: int) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def answering(*pieces: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+async def answering(*pieces: bytes, gap: float = 0.002) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server's URL, and the bodies that it was sent. It writes the pieces one by one, then closes."""
     seen: list[bytes] = []
     tasks: list[asyncio.Task[Any] | None] = []
@@ -47,7 +47,7 @@ async def answering(*pieces: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
         seen.append(head + await reader.readexactly(int(length.split(b":")[1])))
         for piece in pieces:
             writer.write(piece)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(gap)
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
@@ -69,10 +69,10 @@ def answered(api: Api, *pieces: bytes, key: str | None = None) -> tuple[RequestR
     return asyncio.run(main())
 
 
-async def ask(url: str, api: Api, key: str | None = None) -> RequestRecord:
+async def ask(url: str, api: Api, key: str | None = None, timeout: float = 5.0) -> RequestRecord:
     spoken = dialect(api, "m")
     prompt: Any = [{"role": "user", "content": "Hi"}] if api == "openai-chat" else [1, 2, 3]
-    async with LoadClient(url, spoken, timeout=5.0, api_key=key) as client:
+    async with LoadClient(url, spoken, timeout=timeout, api_key=key) as client:
         trace = await client.send(spoken.body(prompt, 4, True), 5, 4)
     return record_of(trace, trace.start)
 

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from bench.load.records import record_of
+from bench.load.records import RequestRecord, record_of
 from bench.load.spec import Api
 from bench.load.sse import SseParser
-from tests.unit.bench_support import DONE, STREAM, answered, ask, native, openai, traced, usage
+from tests.unit.bench_support import DONE, STREAM, answered, answering, ask, native, openai, traced, usage
 
 TEXT = b'data: {"a": 1}\n\n: a comment\n\ndata:two\ndata: lines\nid: 3\n\nevent: x\ndata: \xe2\x82\xac\n\n'
 EVENTS = [b'{"a": 1}', b"two\nlines", b"\xe2\x82\xac"]
@@ -140,3 +140,18 @@ def test_nobody_listens() -> None:
     assert record.error is not None
     assert record.error.startswith("cannot connect")
     assert record.status is None
+
+
+def test_a_server_that_falls_silent_is_given_up_and_one_that_is_slow_is_not() -> None:
+    """A comment is a sign of life: it is what a server sends while it has nothing to say."""
+
+    async def with_gaps(limit: float) -> RequestRecord:
+        comments = [b": still here\n\n"] * 4
+        async with answering(STREAM, *comments, native(1, {"type": "stop"}), DONE, gap=0.5) as (url, _):
+            return await ask(url, "native", timeout=limit)
+
+    slow = asyncio.run(with_gaps(2.0))
+    assert (slow.error, slow.tokens) == (None, 1)
+    silent = asyncio.run(with_gaps(0.2))
+    assert silent.error == "no byte came in the time allowed"
+    assert not silent.ok

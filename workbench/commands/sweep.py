@@ -45,23 +45,27 @@ TP_FLAGS = ("--tp-size", "--tp", "--tensor-parallel-size")
 @click.option("--prefill-len", type=click.IntRange(1), default=1024, show_default=True, help="Of the prefill load.")
 @click.option("--timeout", type=Seconds(min=1), default=900.0, show_default=True, help="For one start.")
 @click.option("--silence", type=Seconds(min=1), default=60.0, show_default=True, help="Seconds that are long.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The run's folder.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Its folder [default: by what is swept].")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON object.")
-def sweep(*, as_json: bool, out: Path, **given: Any) -> int:
+def sweep(*, as_json: bool, out: Path | None, **given: Any) -> int:
     """Compare NCCL variables, communicators and flags by starts of the server. The same command again goes on.
 
     Exit code 0 when every variant was decided or has ended, 4 when the budget ended the sweep, 2 when nothing it asks
     for could matter, such as NCCL's variables with one GPU.
     """
     from bench.sweep.records import Table
+    from bench.sweep.roster import default_folder, note
     from bench.sweep.sweep import sweep as run
     from workbench.render.sweep import event_text
 
     spec = _spec(given)
     settings = _settings(given, spec)
+    folder = out if out is not None else default_folder(settings)
+    note(folder)
+    output.narrate(f"sweeping in {folder}")
     budget = given["budget"] * 60 if given["budget"] is not None else None
     complete = True
-    for event in run(_machine(given, spec), settings, out, budget_s=budget):
+    for event in run(_machine(given, spec), settings, folder, budget_s=budget):
         complete = event.complete if isinstance(event, Table) else complete
         if as_json:
             output.data_json(event)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from textual.app import App
 from textual.binding import Binding
-from textual.command import Provider
+from textual.command import CommandPalette, Provider
 from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.reactive import reactive
@@ -20,7 +20,7 @@ from workbench.errors import HsbenchError
 from workbench.paths import state_dir
 from workbench.server.survey import ServerStatus
 from workbench.tasks.store import Task
-from workbench.tui import actions, glyphs
+from workbench.tui import actions, asciilook, glyphs
 from workbench.tui.actions import BY_ID
 from workbench.tui.bindings import bindings_of
 from workbench.tui.config import Config
@@ -65,6 +65,7 @@ class WorkbenchApp(App[int]):
 
     TITLE = "hsbench"
     CSS_PATH = STYLES
+    CSS = asciilook.STYLES
     MODES = SCREENS
     DEFAULT_MODE = "server"
     COMMANDS = PROVIDERS
@@ -100,6 +101,7 @@ class WorkbenchApp(App[int]):
         self.services = services or Services()
         self.readonly = self.config.app.readonly
         glyphs.set_ascii(self.config.app.ascii)
+        asciilook.scroll_bars(self.config.app.ascii)
         self._poller = Poller(
             self.services.surroundings(), lambda told: self.post_message(self.Surveyed(told)) and None
         )
@@ -130,6 +132,13 @@ class WorkbenchApp(App[int]):
 
     def _leave_with(self, code: int) -> None:
         self.exit(return_code=code)
+
+    def _fatal_error(self) -> None:
+        """A defect: `open_app` raises it once the terminal is restored, as one line like every other error.
+
+        Textual's own way prints every frame's variables, in which there may be secrets.
+        """
+        self._close_messages_no_wait()
 
     # What happens around
 
@@ -240,6 +249,11 @@ class WorkbenchApp(App[int]):
         """Every action by name."""
         self.action_command_palette()
 
+    def action_command_palette(self) -> None:
+        """The palette, for `ctrl+p` too."""
+        if not CommandPalette.is_open(self):
+            self.push_screen(CommandPalette(placeholder="what to do", id="--command-palette"))
+
     def do_still(self) -> None:
         """Hold the picture still."""
         if self.mode_screen is not None:
@@ -282,7 +296,9 @@ class WorkbenchApp(App[int]):
 
 
 def open_app(config: Config) -> int:
-    """Run the app in this terminal; its exit code."""
+    """Run the app in this terminal; its exit code. A defect in it is raised when the terminal is restored."""
     app = WorkbenchApp(config)
     app.run(mouse=config.app.mouse)
+    if app._exception is not None:
+        raise app._exception
     return app.return_code or 0
