@@ -52,9 +52,8 @@ def app_over(servers: Sequence[ServerStatus], mode: str = "server", **sources: A
     """An app that opens in a mode and knows these servers; `sources` take the place of the modes' own."""
     around = Surroundings(tuple(servers), ())
     services = Services(source=lambda name: sources.get(name) or source_of(name), surroundings=lambda: Fixed(around))
-    app = PaintedApp(Config(), services)
-    app.DEFAULT_MODE = mode
-    return app
+    made: type[PaintedApp] = type("PaintedApp", (PaintedApp,), {"DEFAULT_MODE": mode})
+    return made(Config(), services)
 
 
 def status_of(log: str, pid: int = NOBODY, since_boot: float = 1.0, state: str = "dead") -> ServerStatus:

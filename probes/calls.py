@@ -171,6 +171,7 @@ CALLS.update(
         "dataset_preview": _lazily("source", "dataset_preview"),
         "audit_file": _lazily("audit", "audit_file"),
         "sample_ids": _lazily("audit", "sample_ids"),
+        "describe_sample": _lazily("samplestats", "describe_sample"),
         "audit_against_dump": _lazily("audit", "audit_against_dump"),
         "audit_logits": _lazily("audit", "audit_logits"),
         "audit_reference": _lazily("audit", "audit_reference"),

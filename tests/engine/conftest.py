@@ -18,7 +18,14 @@ FAULTS = Path(__file__).parent / "faults"
 LAYERS = (2, 15, 27)
 
 
-OWN_SERVERS = {"test_chunks.py", "test_cpu_platform.py", "test_families.py", "test_supervision.py", "test_sweep.py"}
+OWN_SERVERS = {
+    "test_app.py",
+    "test_chunks.py",
+    "test_cpu_platform.py",
+    "test_families.py",
+    "test_supervision.py",
+    "test_sweep.py",
+}
 """Modules that start servers of their own; they run beside those that share one."""
 
 

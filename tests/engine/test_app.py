@@ -1,6 +1,6 @@
 """A whole session in a real terminal against the real engine: launch, probe, extract, leave, come back.
 
-It keeps a state directory of its own, and starts its server by the app alone.
+It keeps a state directory of its own, and everything in it is started by the app.
 """
 
 import json
@@ -29,18 +29,47 @@ def desk(hsbench: Command, demo_model: Path, tmp_path: Path) -> Iterator[Command
     made.ok("stop", "--all")
 
 
-def rows(path: Path) -> None:
-    lines = [json.dumps({"input_ids": [100 + number, 200, 300, 400 + number]}) for number in range(ROWS)]
-    path.write_text("\n".join(lines) + "\n")
-
-
-def fill(terminal: Terminal, values: dict[str, str]) -> None:
-    """Type into the form that is open; Tab goes from field to field, in the order of the picture."""
-    terminal.look(0.5)
-    raise NotImplementedError(values)
+def fill(terminal: Terminal, *values: str) -> None:
+    """Type into the fields of the form that is open, from the first one on, and run it."""
+    for value in values:
+        terminal.press(*([value] if value else []), "tab")
+    terminal.press("ctrl+r")
 
 
 def test_launch_probe_extract_leave_and_come_back(desk: Command, tmp_path: Path) -> None:
-    rows(tmp_path / "rows.jsonl")
-    with Terminal(APP, desk.env, (120, 40)) as terminal:
+    lines = [json.dumps({"input_ids": [100 + number, 200, 300, 400 + number]}) for number in range(ROWS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    states = tmp_path / "states"
+    with Terminal(APP, desk.env, (150, 45)) as terminal:
         terminal.wait_for("no server")
+        terminal.press("l")
+        terminal.wait_for("Start a server")
+        fill(terminal, "demo", "", "", "", "", str(tmp_path / "dumps"))
+        terminal.wait_for("default")
+        terminal.wait_for("● ready", seconds=240)
+        terminal.press("3", "p", "Hello world", "enter")
+        terminal.wait_for("complete and finite", seconds=120)
+        for words in ("aux_0", "aux_2", "pre-norm", "19556", "'Hello'", "[2, 576]"):
+            terminal.wait_for(words)
+        terminal.press("5", "n")
+        terminal.wait_for("data *")
+        fill(terminal, str(tmp_path / "rows.jsonl"), str(states))
+        terminal.wait_for("states", seconds=30)
+        terminal.press("q")
+        terminal.wait_for("These keep running")
+        terminal.press("q")
+        assert terminal.exit_code() == 0
+        assert terminal.is_restored()
+    with Terminal(APP, desk.env, (80, 24)) as terminal:
+        terminal.wait_for("● ready")
+        terminal.press("5")
+        terminal.wait_for("● done", seconds=240)
+        terminal.press("q")
+        shown = terminal.wait_for("These keep running")
+        assert "server default" in shown
+        assert "extraction" not in shown
+        terminal.press("q")
+        assert terminal.exit_code() == 0
+    verdict = desk.json("verify", str(states), "--all")
+    assert verdict["verdict"] == "green", verdict
+    assert json.loads(desk.ok("watch", str(states), "--once", "--json"))["written"] == ROWS

@@ -16,7 +16,7 @@ MAY_IMPORT = {"patches": {"torch", "libcst", "sglang"}, "probes": {"torch", "saf
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--help"], *([name, "--help"] for name in ("probe", "serve", "patch", "extract", "bench"))],
+    [["--version"], ["--help"], *([name, "--help"] for name in ("probe", "serve", "patch", "extract", "bench"))],
 )
 def test_the_command_line_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (

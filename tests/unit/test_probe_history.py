@@ -73,7 +73,6 @@ def test_no_folder_is_no_harm() -> None:
     assert history.names() == []
 
 
-@pytest.mark.xfail(strict=True, reason="TensorRow.token_norms has no place for the null that a NaN norm becomes")
 def test_a_probe_that_holds_nan_is_kept_too() -> None:
     row = msgspec.structs.replace(report().tensors[0], nan=8, token_norms=(float("nan"), 1.0))
     found = history.load(keep(tensors=(row,), verdict="not_finite"))

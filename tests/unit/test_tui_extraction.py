@@ -28,7 +28,7 @@ from workbench.extract.watch.view import RunView
 from workbench.extract.writer import DatasetWriter
 from workbench.tui import sampleview
 from workbench.tui.config import AppSettings, Config
-from workbench.tui.sampleview import Samples, find_line
+from workbench.tui.sampleview import Samples, SampleView, find_line
 from workbench.tui.screens.extraction import ExtractionScreen
 from workbench.tui.services import Surroundings, TaskView
 from workbench.tui.sources.extraction import Attached, Book, Detail, ExtractionSource, RunRow, Snapshot, load_book
@@ -370,7 +370,7 @@ def describe_sample(path: str, kind: str, tensors: int | None = None) -> dict[st
 
 @pytest.mark.parametrize("kind", ["speculators-v1", "speculators", "specforge"])
 def test_a_sample_of_each_format(data: Path, kind: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(calls.CALLS, "describe_sample", describe_sample)
+    monkeypatch.setitem(calls.CALLS, "describe_sample", calls.CALLS.get("describe_sample", describe_sample))
     folder = build(data / "set", kind)
     samples = Samples(folder, LocalWorker)
     view = samples.look(3)
@@ -435,7 +435,7 @@ def test_a_sample_in_quarantine_is_shown_by_its_dump(data: Path) -> None:
 
 
 def test_tokens_show_their_mask_without_colour(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(calls.CALLS, "describe_sample", describe_sample)
+    monkeypatch.setitem(calls.CALLS, "describe_sample", calls.CALLS.get("describe_sample", describe_sample))
     view = Samples(build(data / "set", "speculators-v1"), LocalWorker).look(0)
     ids = sample(0).input_ids
     head, tail = (" ".join(map(str, part)) + " " for part in (ids[:5], ids[5:]))
@@ -480,6 +480,10 @@ def test_the_mode_shows_a_run_and_its_keys_start_commands(data: Path) -> None:
                 ("job", "stop", folder),
                 ("verify", folder, "--partial", "--json"),
             ], "a running job is not resumed"
+            assert "resume" not in screen_text(app)
+            files.save(job_file(out, started=time.time() - 60, alive=False))
+            screen.poller.wake()
+            await until(pilot, lambda: _sees(app, "killed") and _sees(app, "r resume"))
 
     run(go())
 
@@ -508,7 +512,9 @@ def test_the_form_for_a_new_data_set_and_read_only(data: Path) -> None:
         async with app.run_test(size=(110, 40)) as pilot:
             await until(pilot, lambda: "no run is known" in screen_text(app))
             await pilot.press("n")
-            await pilot.press(*"d.jsonl", "enter", *"out")
+            await until(pilot, lambda: app.screen.query("#field-1"))
+            for number, words in enumerate(("d.jsonl", "out")):
+                app.screen.query_one(f"#field-{number}", Input).value = words
             await pilot.press("ctrl+r")
             await until(pilot, lambda: app.started)
             assert app.started == [("extract", "d.jsonl", "--out", "out", "--format", "speculators-v1")]
@@ -596,7 +602,7 @@ def test_errors_open_in_a_text(data: Path) -> None:
 
 
 def test_the_inspector_goes_from_sample_to_sample(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(calls.CALLS, "describe_sample", describe_sample)
+    monkeypatch.setitem(calls.CALLS, "describe_sample", calls.CALLS.get("describe_sample", describe_sample))
     monkeypatch.setattr(ExtractionScreen, "samples_of", lambda self, folder: Samples(Path(folder), LocalWorker))
     build(data / "run", "speculators-v1")
     ended(data / "run")
@@ -624,6 +630,10 @@ def test_the_inspector_goes_from_sample_to_sample(data: Path, monkeypatch: pytes
             assert "bfloat16" in screen_text(app)
             await pilot.press("9", "9", "enter")
             await at(4)
+            screen.post_message(SampleScreen.Looked(SampleView(index=2)))
+            await pilot.pause()
+            assert screen.view is not None
+            assert screen.view.index == 4, "an answer that came too late is not shown"
             await pilot.resize_terminal(80, 24)
             shutil.rmtree(data / "run")
             await pilot.press("left_square_bracket")

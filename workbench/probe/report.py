@@ -19,7 +19,8 @@ class TensorRow(msgspec.Struct, frozen=True):
 
     `after_block` counts decoder blocks from 0: the tensor is that block's output, taken on entering
     `captured_entering`. `norm` is the side of the final norm for the last state, else None. `histogram` counts
-    values in bins of equal width on a symmetric logarithmic axis. `token_norms` are L2 norms, one a token.
+    values in bins of equal width on a symmetric logarithmic axis. `token_norms` are L2 norms, one a token; in JSON null
+    stands for one that is not finite.
     """
 
     name: str
@@ -37,7 +38,7 @@ class TensorRow(msgspec.Struct, frozen=True):
     nan: int
     inf: int
     histogram: tuple[int, ...] = ()
-    token_norms: tuple[float, ...] = ()
+    token_norms: tuple[float | None, ...] = ()
 
 
 class OtherDump(msgspec.Struct, frozen=True):

@@ -21,10 +21,15 @@ def columns() -> int:
 def speaks_unicode() -> bool:
     """Whether stdout can carry block characters; decided by its encoding, not by its name."""
     try:
-        (BARS + "✓✗").encode(sys.stdout.encoding or "ascii")
+        (BARS + "✓✗").encode(_encoding())
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def _encoding() -> str:
+    """Of stdout; inside the app something stands in for it that has none, and the app asks its own settings."""
+    return getattr(sys.stdout, "encoding", "utf-8") or "ascii"
 
 
 def bars(counts: tuple[int, ...]) -> str:
@@ -84,7 +89,7 @@ def duration(seconds: float) -> str:
 def harmless(text: str) -> str:
     """Text from outside that cannot steer the terminal, break a line or fail to be encoded: what could is escaped."""
     seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    encoding = sys.stdout.encoding or "ascii"
+    encoding = _encoding()
     return seen.encode(encoding, "backslashreplace").decode(encoding)
 
 

@@ -251,7 +251,7 @@ class WorkbenchApp(App[int]):
 
     def action_command_palette(self) -> None:
         """The palette, for `ctrl+p` too."""
-        if not CommandPalette.is_open(self):
+        if not isinstance(self.screen, CommandPalette):
             self.push_screen(CommandPalette(placeholder="what to do", id="--command-palette"))
 
     def do_still(self) -> None:

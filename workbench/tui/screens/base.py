@@ -10,7 +10,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer
 
 from workbench.errors import HsbenchError
-from workbench.tui.actions import BY_ID, Action
+from workbench.tui.actions import BY_ID, Action, of_mode
 from workbench.tui.modals.confirm import Confirm
 from workbench.tui.source import Failed, Poller, Source
 from workbench.tui.widgets.plain import Plain
@@ -50,6 +50,7 @@ class ModeScreen(Screen[None]):
         self.poller = Poller(self.source, lambda told: self.post_message(self.Looked(told)))
         self.holding = False
         self._held: Any = None
+        self._impossible: tuple[bool, ...] = ()
 
     @property
     def bench(self) -> "WorkbenchApp":
@@ -82,8 +83,9 @@ class ModeScreen(Screen[None]):
         self.poller.stop()
 
     def on_screen_suspend(self) -> None:
-        """Hidden modes cost nothing."""
-        self.poller.pause()
+        """A hidden mode costs nothing; one that lies under a question is still seen."""
+        if self.bench.current_mode != self.MODE:
+            self.poller.pause()
 
     def on_screen_resume(self) -> None:
         """Seen again."""
@@ -110,7 +112,7 @@ class ModeScreen(Screen[None]):
             return
         with self.app.batch_update():
             self.show(snapshot)
-        self.refresh_bindings()
+        self.refresh_actions()
 
     def _on_servers(self, servers: Any) -> None:
         try:
@@ -119,6 +121,13 @@ class ModeScreen(Screen[None]):
             return
 
     # Actions
+
+    def refresh_actions(self) -> None:
+        """Draw the footer anew, but only if another action can or cannot be done: it is composed as a whole."""
+        possible = tuple(bool(self.why_not(action)) for action in of_mode(self.MODE))
+        if possible != self._impossible:
+            self._impossible = possible
+            self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Grey what cannot be done now."""

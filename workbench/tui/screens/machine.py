@@ -9,7 +9,7 @@ from textual.widgets import DataTable
 from workbench.tasks import store
 from workbench.tui.bindings import bindings_of
 from workbench.tui.screens.base import ModeScreen
-from workbench.tui.sources.machine import Detail, JobView, MachineSource, Snapshot
+from workbench.tui.sources.machine import Detail, JobView, MachineSource, Report, Snapshot
 from workbench.tui.widgets.machine_words import (
     COLUMNS,
     detail_text,
@@ -68,6 +68,8 @@ class MachineScreen(ModeScreen):
         self.seen: Snapshot | None = None
         self.words = ""
         self._said: Detail | None = None
+        self._reported: Report | None = None
+        self._listed: object = None
         self.see("detail")
 
     def body(self) -> ComposeResult:
@@ -101,8 +103,12 @@ class MachineScreen(ModeScreen):
         self._tell_machine(snapshot)
 
     def _tell_jobs(self, seen: Snapshot) -> None:
-        kept = [job for job in seen.jobs if matches(job, self.words)]
         table = self.query_one("#jobs", RowTable)
+        if self._listed == (seen.jobs, self.words):
+            self._select(table.selected)
+            return
+        self._listed = (seen.jobs, self.words)
+        kept = [job for job in seen.jobs if matches(job, self.words)]
         table.show([job_row(job) for job in kept])
         running = sum(job.running for job in seen.jobs)
         servers = [job.what.partition(" ")[0] for job in seen.jobs if job.kind == "server"]
@@ -129,6 +135,9 @@ class MachineScreen(ModeScreen):
         self.query_one("#summary", Plain).show(summary(seen))
         width = self.query_one("#machine-panel").size.width
         self.query_one("#machine", Plain).show(machine_text(seen, width))
+        if seen.report == self._reported:
+            return
+        self._reported = seen.report
         self.query_one("#doctor", Plain).show(report_text(seen.report))
         when = f"examined {since(seen.report.ended)}" if seen.report.ended is not None else ""
         below = "examining" if seen.report.examining else when

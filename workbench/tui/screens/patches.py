@@ -149,7 +149,9 @@ class PatchesScreen(ModeScreen):
     def _tell_family(self) -> None:
         family, seen = self._family(), self.seen
         tried = f"Families: routes as of {tried_text(seen.support.tried)}" if seen and seen.support else "Families"
-        words = f"{family.name}: {routes(family.cells).plain}" if family and family.cells else "u tries the routes"
+        words = "u tries the routes" if family else ""
+        if family and family.cells:
+            words = f"{family.name}: {routes(family.cells).plain}"
         self.query_one("#families-panel", Panel).name_it(tried, words)
 
     def _file(self) -> FileView | None:

@@ -44,7 +44,7 @@ class ProbeScreen(ModeScreen):
     BINDINGS: ClassVar = bindings_of("probe")
     # Not DEFAULT_CSS, over which the rules of the whole app win.
     CSS = """
-    ProbeScreen #history-panel { width: 28; padding: 0; }
+    ProbeScreen #history-panel { width: 26; padding: 0; }
     ProbeScreen #history { overflow-x: hidden; }
     ProbeScreen.-narrow #history-panel { width: 22; }
     ProbeScreen.-narrow PromptBox > #tokens { display: none; }
@@ -98,7 +98,8 @@ class ProbeScreen(ModeScreen):
     def on_resize(self, event: events.Resize) -> None:
         """A low screen has no room for charts below the verdict."""
         self.set_class(event.size.height < ROOMY, "-tight")
-        self.query_one("#verdict", Panel).name_it("Verdict", self._way_to_charts)
+        for panel in self.query("#verdict").results(Panel):  # none before the first drawing
+            panel.name_it("Verdict", self._way_to_charts)
 
     @property
     def _way_to_charts(self) -> str:

@@ -78,8 +78,8 @@ class ServerScreen(ModeScreen):
     ServerScreen VerdictPanel { height: auto; }
     ServerScreen VerdictPanel.-bad { border: heavy $error; border-title-color: $error; }
     ServerScreen VerdictPanel.-warn { border: round $warning; border-title-color: $warning; }
-    .-ascii ServerScreen VerdictPanel.-bad { border: ascii $error; }
-    .-ascii ServerScreen VerdictPanel.-warn { border: ascii $warning; }
+    ServerScreen VerdictPanel.-plain.-bad { border: ascii $error; }
+    ServerScreen VerdictPanel.-plain.-warn { border: ascii $warning; }
     """
 
     def __init__(self) -> None:

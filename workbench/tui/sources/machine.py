@@ -50,8 +50,8 @@ class JobView(msgspec.Struct, frozen=True):
     running: bool
     since: float
     """Time of day in seconds."""
-    seconds: float
-    """How long it took, or has run."""
+    seconds: float | None
+    """How long it took, or has run; None when nobody knows."""
     last: str = ""
     exit_code: int | None = None
 
@@ -297,7 +297,7 @@ def task_view(task: Task, now: float) -> JobView:
         state=state,
         running=running,
         since=task.started,
-        seconds=max(0.0, ended - task.started) if running or ended != now else math.nan,
+        seconds=max(0.0, ended - task.started) if running or ended != now else None,
         last=_ELAPSED.sub("", (error if state == "failed" else "") or (narration[-1] if narration else "")),
         exit_code=task.exit_code(),
     )
@@ -316,7 +316,7 @@ def _extraction_view(job: KnownJob) -> JobView:
         state=job.state,
         running=running,
         since=started,
-        seconds=time.time() - started if running and started else math.nan,
+        seconds=time.time() - started if running and started else None,
         last=f"{job.written} of {job.rows} samples of {job.data}",
     )
 
@@ -330,7 +330,7 @@ def _server_view(status: ServerStatus) -> JobView:
         state=status.state,
         running=status.state != "dead",
         since=server.started,
-        seconds=status.seconds if status.state != "dead" else math.nan,
+        seconds=status.seconds if status.state != "dead" else None,
         last=f"{status.phase or server.model}",
     )
 

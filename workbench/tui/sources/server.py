@@ -53,18 +53,17 @@ class StartFollower(LogFollower):
     def _chunks(self) -> Iterator[bytes]:
         for data in super()._chunks():
             yield data
-            if not self.skipped and self._offset >= START:
-                self._skip()
-                if self.skipped:
-                    return  # the open file stands elsewhere; the rest is read at the next look
+            if not self.skipped and self._offset >= START and self._skip():
+                return  # the open file stands elsewhere; the rest is read at the next look
 
-    def _skip(self) -> None:
+    def _skip(self) -> bool:
         """What is left out holds no milestone: they come within the first lines."""
         with contextlib.suppress(OSError):
             behind = self.path.stat().st_size - self._offset - RECENT
             if behind > CHUNK_BYTES:
                 self.skipped = behind
                 self._offset += behind
+        return self.skipped > 0
 
 
 class ServerSource:
@@ -83,6 +82,7 @@ class ServerSource:
         self._gpus: tuple[GpuSample, ...] = ()
         self._gpu_rows: tuple[GpuRow, ...] = ()
         self._gpus_at = float("-inf")
+        self._words: tuple[object, tuple[str, ...]] = (None, ())
         psutil.cpu_percent()
 
     def collect(self) -> ServerView:
@@ -148,12 +148,12 @@ class ServerSource:
         known = watch.known
         case = Case(watch.window, _facts(watch, seen.sample), self._limits)
         dumped = watch.window.stacks[-1][1] if watch.window.stacks else ()
-        words = log.tail(follower.path, WORDS) if not alive else []
+        words = self._last_words(follower.path) if not alive else ()
         self._account(seen.sample)
         return msgspec.structs.replace(
             self._empty(status, alive),
             verdict=seen.verdict,
-            why=follower.hide(log.reason(words)),
+            why=follower.hide(log.reason(list(words))),
             last_words=tuple(follower.hide(line) for line in words),
             silent=case.silent,
             allowed=case.silence_limit,
@@ -166,6 +166,16 @@ class ServerSource:
             standing=standing(dumped, {row.pid: row.rank for row in self._rows}),
             processes=self._rows,
         )
+
+    def _last_words(self, path: Path) -> tuple[str, ...]:
+        """Of a dead server; read again only when the log is another, since secrets are looked for in all of its end."""
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return ()
+        if self._words[0] != (path, size):
+            self._words = ((path, size), tuple(log.tail(path, WORDS)))
+        return self._words[1]
 
     def _calm(self, watch: Watch) -> None:
         """Once something moved, or enough stacks were compared, the processes are left alone again."""

@@ -20,7 +20,8 @@ from textual.strip import Strip
 from workbench.tui.glyphs import is_ascii, plain
 from workbench.tui.logindex import NOTHING, Extent, Found, LogIndex, Search, line_text, raw_line
 
-CACHED = 2000
+CACHED = 200
+"""Lines that are kept drawn. Each is many small objects, over which the collector of garbage goes again and again."""
 STEP = 16
 """Columns that a key goes sideways."""
 _STAMP = re.compile(r"^\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[^\]\s]*")

@@ -80,9 +80,9 @@ def since(when: float) -> str:
     return time.strftime("%H:%M:%S" if there[:3] == today[:3] else "%d %b", there)
 
 
-def took(seconds: float) -> str:
+def took(seconds: float | None) -> str:
     """A time that may be unknown."""
-    return duration(seconds) if math.isfinite(seconds) else ""
+    return duration(seconds) if seconds is not None and math.isfinite(seconds) else ""
 
 
 def percent(share: float | None) -> str:

@@ -14,10 +14,14 @@ class Panel(Container):
 
     def __init__(self, *children: Any, title: str = "", **how: Any) -> None:
         super().__init__(*children, **how)
+        self._names = ("", "")
         self.name_it(title)
 
     def name_it(self, title: str, below: str = "") -> None:
         """Change the title, and the words in the lower border."""
+        if (title, below) == self._names:
+            return
+        self._names = (title, below)
         self.border_title = Content(plain(title))
         self.border_subtitle = Content(plain(below))
 

@@ -12,13 +12,16 @@ class Plain(Static):
 
     def __init__(self, text: RenderableType = "", **how: object) -> None:
         super().__init__("", markup=False, **how)  # type: ignore[arg-type]
+        self._words: RenderableType = ""
         self.show(text)
 
     def show(self, text: RenderableType) -> None:
         """Replace what is shown."""
         if isinstance(text, str):
             text = Text("\n".join(plain(line) for line in text.split("\n")))
-        self.update(text)
+        if text != self._words or not isinstance(text, Text):
+            self._words = text
+            self.update(text)
 
 
 def pairs(rows: list[tuple[str, str | Text]], width: int | None = None) -> Text:

@@ -23,19 +23,19 @@ class Fact(NamedTuple):
 
 
 FACTS = (
-    Fact(Column("tensor", 8), 0),
+    Fact(Column("tensor", 7), 0),
     Fact(Column("block", 5, right=True), 1),
     Fact(Column("taken", 11), 8),
     Fact(Column("shape", 12), 7),
     Fact(Column("dtype", 5), 10),
-    Fact(Column("min", 9, right=True), 5),
-    Fact(Column("max", 9, right=True), 6),
-    Fact(Column("mean", 9, right=True), 4),
-    Fact(Column("std", 9, right=True), 2),
+    Fact(Column("min", 8, right=True), 5),
+    Fact(Column("max", 8, right=True), 6),
+    Fact(Column("mean", 8, right=True), 4),
+    Fact(Column("std", 8, right=True), 2),
     Fact(Column("zeros", 6, right=True), 9),
     Fact(Column("nan", 3, right=True), 3),
     Fact(Column("inf", 3, right=True), 3),
-    Fact(Column("reference", 24), 1),
+    Fact(Column("reference", 22), 1),
 )
 
 
@@ -91,11 +91,11 @@ def _cell(row: TensorRow, label: str, check: dict[str, Any] | None) -> str | Tex
 
 
 def few(value: float | None) -> str:
-    """A value in nine columns."""
+    """A value in eight columns."""
     if value is not None and 1e4 <= abs(value) < 1e6:
         return f"{value:.0f}"
-    text = number(value, 4)
-    return text if len(text) <= 9 else number(value, 3)
+    written = [number(value, digits) for digits in (4, 3, 2, 1)]
+    return next((text for text in written if len(text) <= 8), written[-1])
 
 
 def shape(row: TensorRow) -> str:
@@ -126,7 +126,7 @@ def checked_words(check: dict[str, Any]) -> Text:
     near = []
     for key, step in (("error_before", -1), ("error_after", 1)):
         if isinstance(claimed, int) and (error := _finite(check.get(key))) is not None:
-            near.append(f"{claimed + step}: {number(error, 2)}")
+            near.append(f"{claimed + step}: {number(error, 2).removeprefix('0')}")
     return mark.append(f" ({' '.join(near)})" if ok and near else "", style="dim")
 
 

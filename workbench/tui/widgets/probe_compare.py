@@ -1,5 +1,6 @@
 """Two probes beside each other, tensor by tensor, as far as they can be compared."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ def norms(one: TensorRow, other: TensorRow, tokens: int) -> Norms:
     found = [
         abs(theirs - mine) / mine
         for mine, theirs in zip(one.token_norms[:tokens], other.token_norms[:tokens], strict=False)
-        if _finite(mine) and _finite(theirs) and mine > 0
+        if mine is not None and theirs is not None and 0 < mine < math.inf and theirs < math.inf
     ]
     return Norms(len(found), sum(found) / len(found) if found else None, max(found, default=None))
 

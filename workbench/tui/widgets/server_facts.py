@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from workbench.render.text import duration, room
+from workbench.render.text import room
 from workbench.server.survey import ServerStatus
 from workbench.tui.glyphs import bar, is_ascii, plain, sign
 from workbench.tui.services import TaskView
@@ -179,4 +179,4 @@ def summary(view: ServerView) -> str:
     """The lower border of the milestones."""
     if view.known_seconds is None:
         return "no good start known"
-    return f"good: {duration(view.known_seconds)}"
+    return f"good: {short(view.known_seconds)}"

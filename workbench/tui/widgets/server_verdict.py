@@ -1,5 +1,6 @@
 """The verdict on a server: what it does, how long nothing has moved, where its processes stand, and what to do."""
 
+import math
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,11 @@ QUIET_S = 5.0
 """Silence that is worth a line."""
 SERVING = frozenset({State.READY, State.READY_UNVERIFIED, State.UNHEALTHY_BUT_BUSY})
 STYLES: dict[Level, str] = {"bad": "bold red", "warn": "bold yellow"}
+
+
+def lasting(seconds: float) -> str:
+    """A length of time, whatever number stands for it."""
+    return duration(seconds) if math.isfinite(seconds) else "?"
 
 
 class Part(NamedTuple):
@@ -70,6 +76,7 @@ class VerdictPanel(Panel):
         if label.styles.height is None or label.styles.height.value != self._lines:
             label.styles.height = self._lines
         label.show(text)
+        self.set_class(is_ascii(), "-plain")
         self.set_class(level == "bad", "-bad")
         self.set_class(level == "warn", "-warn")
 
@@ -109,13 +116,13 @@ def headline(view: ServerView, width: int = 200) -> Text:
     text.append(f"  {verdict.confidence:.0%} sure", style="dim")
     running = next((one for one in view.phases if one.state in ("running", "ended here")), None)
     if running is not None:
-        usual = f", in good starts {duration(running.known)}" if running.known is not None else ""
+        usual = f", in good starts {lasting(running.known)}" if running.known is not None else ""
         text.append(f"   {running.name}", style="bold")
-        text.append(f" for {duration(running.seconds or 0.0)}{usual}")
+        text.append(f" for {lasting(running.seconds or 0.0)}{usual}")
     elif verdict.waiting_on:
         text.append(f"   waits for {plain(verdict.waiting_on)}")
     if verdict.eta_s is not None:
-        text.append(f"   about {duration(verdict.eta_s)} left", style="dim")
+        text.append(f"   about {lasting(verdict.eta_s)} left", style="dim")
     text.truncate(width, overflow="ellipsis")
     return text
 
@@ -129,9 +136,9 @@ def quiet(view: ServerView, width: int) -> Iterator[Text]:
     style = "bold red" if share >= 1 else "yellow" if share >= 0.5 else ""
     text = labelled("silent", "")
     text.append(f"{bar(share, max(6, min(24, width - 52)))} ", style=style)
-    text.append(f"{duration(view.silent)} of {duration(view.allowed)} allowed", style=style)
+    text.append(f"{lasting(view.silent)} of {lasting(view.allowed)} allowed", style=style)
     if view.known_silence is not None:
-        text.append(f", good starts {duration(view.known_silence)}", style="dim")
+        text.append(f", good starts {lasting(view.known_silence)}", style="dim")
     text.truncate(width, overflow="ellipsis")
     yield text
 

@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.binding import Binding
 from textual.widgets import DataTable
 
-from workbench.tui.glyphs import plain
+from workbench.tui.glyphs import is_ascii, plain
 
 
 class Column(NamedTuple):
@@ -47,7 +47,7 @@ class RowTable(DataTable[Text]):
         self.plan = tuple(columns)
         self._shown: dict[str, Row] = {}
         for number, column in enumerate(self.plan):
-            self.add_column(Text(column.label), width=column.width, key=str(number))
+            self.add_column(Text(column.label, justify="right" if column.right else "left"), width=column.width, key=str(number))
 
     @property
     def selected(self) -> str | None:
@@ -100,6 +100,6 @@ class RowTable(DataTable[Text]):
 
     def _cell(self, number: int, cell: str | Text) -> Text:
         text = cell.copy() if isinstance(cell, Text) else Text(plain(cell))
-        text.no_wrap, text.overflow = True, "ellipsis"
+        text.no_wrap, text.overflow = True, "crop" if is_ascii() else "ellipsis"
         text.justify = "right" if self.plan[number].right else "left"
         return text
