@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.app_support import PaintedApp, app_over, status_of
+from workbench.tui.app import calm_collector
 from workbench.tui.widgets.logpane import LogPane
 
 LIMIT_S = 5.0
@@ -63,6 +64,7 @@ async def measure(log: Path, lines: int, pages: int) -> None:
         print(f"was chosen; all lines counted after {counted - chosen:.2f} s")
         assert pane.extent.lines == lines
         await pilot.pause(1.5)
+        calm_collector()  # as the app does by itself in a terminal
         await _report(app, "page up", pages, lambda _: pane.action_page(-1))
         await _report(app, "page down", pages, lambda _: pane.action_page(1))
         await _report(app, "home, end", pages, lambda n: pane.action_last() if n % 2 else pane.action_first())

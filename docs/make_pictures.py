@@ -2,8 +2,8 @@
 
     python docs/make_pictures.py [--out docs/pictures]
 
-Takes some minutes on two CPU cores. State goes into a folder of its own; the patch that it applies to the SGLang of this
-interpreter is reverted at the end.
+Takes some minutes on two CPU cores. State goes into a folder of its own; the patch that it applies to the SGLang of
+this interpreter is reverted at the end.
 """
 
 import argparse

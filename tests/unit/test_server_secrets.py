@@ -67,3 +67,10 @@ def test_variables() -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "PROXY": "http://***@h",
     }
+
+
+@pytest.mark.parametrize("word", ["a-", "secret", "token", "x://"])
+def test_a_long_word_is_masked_in_time(word: str) -> None:
+    """A log may hold lines of a megabyte. Anything that takes the square of that does not end."""
+    long = word * (60_000 // len(word))
+    assert "hunter2" not in mask_text(f"{long}_password=hunter2")

@@ -17,19 +17,23 @@ _IN_TEXT = (
     # name=value, "name": "value" and `--name value`, as argument dumps and tracebacks print them
     (
         re.compile(
-            r"(?i)((?:api[-_]?key|[\w-]*secret[\w-]*|[\w-]*passw(?:or)?d|[\w-]*(?:access|auth|hf)[-_]token)"
+            # Looked for in pieces of 80 letters, since else a long word takes the square of its length.
+            r"(?i)((?:api[-_]?key|(?:(?<![\w-])|(?<=[\w-]{80}))[\w-]{0,80}?"
+            r"(?:secret[\w-]{0,80}+|passw(?:or)?d|(?:access|auth|hf)[-_]token))"
             r"['\"]?\s*[=:\s]\s*['\"]?)(?!None\b|null\b)([^\s'\",;&)}]+)"
         ),
         rf"\g<1>{MASK}",
     ),
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{6,}"), rf"\g<1>{MASK}"),
-    (re.compile(r"(\w+://)[^/\s:@]+:[^/\s@]+@"), rf"\g<1>{MASK}@"),
+    (re.compile(r"(?<!\w)(\w{1,20}://)[^/\s:@]+:[^/\s@]+@"), rf"\g<1>{MASK}@"),
     (
         re.compile(r"(?i)([?&](?:[\w-]*token|[\w-]*key|sig|signature|x-amz-[\w-]+|auth|password|secret)=)[^&\s'\"]+"),
         rf"\g<1>{MASK}",
     ),
     (re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{8,}"), MASK),
 )
+_HINT = re.compile(r"(?i)api[-_]?key|secret|passw|[-_]token")
+"""What the first and slowest of them needs."""
 
 
 def is_secret(name: str) -> bool:
@@ -39,8 +43,10 @@ def is_secret(name: str) -> bool:
 
 def mask_text(text: str) -> str:
     """The text with everything that looks like a secret replaced."""
-    for pattern, replacement in _IN_TEXT:
-        text = pattern.sub(replacement, text)
+    hinted = _HINT.search(text) is not None
+    for number, (pattern, replacement) in enumerate(_IN_TEXT):
+        if number or hinted:
+            text = pattern.sub(replacement, text)
     return text
 
 

@@ -31,7 +31,7 @@ class ModeScreen(Screen[None]):
     ModeScreen > #failure { dock: top; height: auto; padding: 0 1; color: $error; display: none; }
     ModeScreen > #failure.open { display: block; }
     """
-    snapshot: reactive[Any] = reactive(None, init=False, always_update=True)
+    snapshot: reactive[Any] = reactive(None, init=False, always_update=True, repaint=False)
 
     class Looked(Message):
         """A snapshot came from the poller's thread."""

@@ -47,7 +47,9 @@ class RowTable(DataTable[Text]):
         self.plan = tuple(columns)
         self._shown: dict[str, Row] = {}
         for number, column in enumerate(self.plan):
-            self.add_column(Text(column.label, justify="right" if column.right else "left"), width=column.width, key=str(number))
+            self.add_column(
+                Text(column.label, justify="right" if column.right else "left"), width=column.width, key=str(number)
+            )
 
     @property
     def selected(self) -> str | None:
