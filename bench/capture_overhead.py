@@ -86,7 +86,8 @@ class Server:
                 length=self.options.length,
                 concurrency=concurrency,
                 vocabulary=self.options.vocabulary,
-                log=Path(record.log),
+                # On a CPU a pass is logged when the next one is put together, so the rate in the line means nothing.
+                log=Path(record.log) if record.device == "cuda" else None,
             )
             load.run(self.options.warm, "hs-load-")
             found = load.run(self.options.block, "hs-load-")
@@ -234,10 +235,14 @@ def _start_all(servers: list[Server], together: bool) -> None:
 def _say(block: dict[str, Any]) -> None:
     print(
         f"round {block['round']} {block['variant']:9} {block['tok_s']:10,.0f} tok/s "
-        f"(server {block['server_tok_s'] or 0:,.0f}), "
+        f"{_of_the_server(block['server_tok_s'])}, "
         f"{block['recorded_bytes'] / 1e9:.2f} GB recorded, engine thread {block['engine_share']:.2%} in the recorder",
         flush=True,
     )
+
+
+def _of_the_server(rate: float | None) -> str:
+    return "" if rate is None else f" (server {rate:,.0f})"
 
 
 def report(found: dict[str, Any]) -> None:

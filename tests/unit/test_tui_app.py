@@ -71,7 +71,8 @@ class WordsApp(FakeApp):
 
 def words_app(source: Given, *, config: Config | None = None, around: Given | None = None) -> WordsApp:
     surroundings = around or Given(Surroundings((), ()))
-    services = Services(source=lambda mode: source, surroundings=lambda: surroundings)
+    other = Given(Failed("not looked at here"))
+    services = Services(source=lambda mode: source if mode == "probe" else other, surroundings=lambda: surroundings)
     return WordsApp(config or Config(), services, "probe")
 
 
@@ -198,8 +199,9 @@ def test_read_only_starts_nothing() -> None:
 
 
 def test_a_look_that_fails_is_told_and_the_next_one_heals_it() -> None:
+    source = Given("all is well")
+
     async def drive() -> None:
-        source = Given("all is well")
         app = words_app(source)
         async with app.run_test(size=(100, 30), notifications=True) as pilot:
             await until(pilot, lambda: "all is well" in screen_text(app))
@@ -211,9 +213,19 @@ def test_a_look_that_fails_is_told_and_the_next_one_heals_it() -> None:
             source.now = "well again"
             await until(pilot, lambda: "well again" in screen_text(app))
             assert "a defect" not in screen_text(app)
-        assert source.closed
 
+    source_closes(drive)
+    assert source.closed
+
+
+def source_closes(drive: Any) -> None:
+    """Run a test that ends its app; the poller's thread closes its source soon after."""
+    pollers = [thread for thread in threading.enumerate() if isinstance(thread, Poller)]
     run(drive())
+    for thread in threading.enumerate():
+        if isinstance(thread, Poller) and thread not in pollers:
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def test_held_still_the_picture_stays_while_looks_go_on() -> None:

@@ -16,6 +16,7 @@ from textual.widgets import Input
 
 from probes import calls, samplefile, stats
 from tests.unit.extract_support import LocalWorker, build, sample, states_of, write_both
+from tests.unit.tui_records import run_view
 from tests.unit.tui_support import HOSTILE, FakeApp, Given, app_with, run, screen_text, task, until
 from tests.unit.watch_support import foreign_rows, job_file, make_job, picture, preflight, tell
 from workbench.errors import UsageError
@@ -238,17 +239,12 @@ def test_half_written_events_are_passed_over(data: Path) -> None:
 # Facts
 
 
-def view_of(**changes: Any) -> RunView:
-    whole: dict[str, Any] = {"kind": "own", "folder": "/data/run", "time": 1e9, "state": "running"}
-    return RunView(**{**whole, **changes})
-
-
 def text_of(view: RunView, **changes: Any) -> str:
     return facts(Detail(folder=view.folder, view=view, **changes), 76).plain
 
 
 def test_the_facts_mark_estimates_and_lower_bounds() -> None:
-    view = view_of(
+    view = run_view(
         rows=10_000,
         written=1213,
         tokens=2_100_000,
@@ -275,11 +271,11 @@ def test_the_facts_mark_estimates_and_lower_bounds() -> None:
 
 
 def test_the_facts_bear_any_number_and_none() -> None:
-    assert "unknown number" in text_of(view_of())
+    assert "unknown number" in text_of(run_view())
     for bad in (math.nan, math.inf, -math.inf):
         numbers = dict.fromkeys(("tok_s_now", "tok_s_avg", "bytes_s_now", "bytes_s_avg", "plain_share"), bad)
-        text_of(view_of(rows=5, eta_s=bad, tokens_expected=bad, **numbers))
-        text_of(view_of(slowest=(Slow(1, 1, bad),), messages=(Told(time=bad, text=HOSTILE),)))
+        text_of(run_view(rows=5, eta_s=bad, tokens_expected=bad, **numbers))
+        text_of(run_view(slowest=(Slow(1, 1, bad),), messages=(Told(time=bad, text=HOSTILE),)))
 
 
 def test_lines_of_counts_wrapped_lines() -> None:
@@ -650,7 +646,7 @@ def _sees(app: FakeApp, words: str) -> bool:
 
 def test_hostile_names_numbers_and_sizes(data: Path) -> None:
     name = "[/red] [bold]x[rank0]"
-    view = view_of(
+    view = run_view(
         folder=f"/data/{name}",
         why=HOSTILE,
         next_step=HOSTILE,

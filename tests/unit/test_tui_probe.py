@@ -12,6 +12,7 @@ from textual.widgets import Input
 
 from probes.stats import describe
 from tests.unit import tui_support
+from tests.unit.tui_records import report_of
 from tests.unit.tui_support import HOSTILE, Given, app_with, record, run, screen_text, status, until
 from workbench.errors import UsageError
 from workbench.paths import state_dir
@@ -69,14 +70,9 @@ def row(name: str, tensor: torch.Tensor, block: int = 2, norm: str | None = None
 def report(words: tuple[str, ...] = ("Hello", " world"), **changes: Any) -> ProbeReport:
     torch.manual_seed(0)
     states = [(torch.randn(len(words), 64) * scale).bfloat16() for scale in (2, 300)]
-    whole = ProbeReport(
-        model="/models/demo", prompt="".join(words), tokens=tuple(Token(100 + at, w) for at, w in enumerate(words)),
-        tensors=(row("aux_0", states[0]), row("final", states[1], 29, "pre")), final_norm="pre",
-        other_dumps=(OtherDump("req_0", "warm-up", 6), OtherDump("", "decode pass", count=7)), verdict="ok",
-        summary="2 tensors of 2 tokens, complete and finite", seconds=3.2, capture_seconds=0.04, gb_per_second=1e-6,
-        request_id="hs-7f3a91", dump="/d/req_2", server="http://127.0.0.1:30017", route="plugin",
-    )  # fmt: skip
-    return msgspec.structs.replace(whole, **changes)
+    tokens = tuple(Token(100 + at, word) for at, word in enumerate(words))
+    tensors = (row("aux_0", states[0]), row("final", states[1], 29, "pre"))
+    return report_of(**{"tokens": tokens, "tensors": tensors, "prompt": "".join(words), **changes})
 
 
 def hostile() -> ProbeReport:
@@ -350,6 +346,16 @@ def test_a_report_is_seen(size: tuple[int, int]) -> None:
                 await pilot.press("v")
                 await until(pilot, lambda: "L2 norm by token" in screen_text(app))
                 assert "0 'Hello'" in screen_text(app)
+
+    run(check())
+
+
+def test_before_the_first_probe_nothing_is_said_to_lack_room() -> None:
+    async def check() -> None:
+        app = app_with("probe", Given(Snapshot()))
+        async with app.run_test(size=(160, 50)) as pilot:
+            await until(pilot, lambda: screen_text(app).count("no tensor is selected") == 2)
+            assert "no room" not in screen_text(app)
 
     run(check())
 

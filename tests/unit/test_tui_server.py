@@ -17,6 +17,7 @@ import pytest
 from textual.widgets import Input
 
 from tests.unit import tui_support as support
+from tests.unit.tui_records import hung
 from tests.unit.tui_support import HOSTILE, Given, app_with, run, screen_text, until
 from workbench.server import processes
 from workbench.server.survey import ServerStatus
@@ -259,32 +260,6 @@ def test_source_keeps_its_watch_for_one_server_and_ends_it_for_another(
 
 
 # The screen
-
-
-def hung(log: str = "", **changes: Any) -> ServerView:
-    values: dict[str, Any] = {
-        "name": "demo",
-        "key": "demo 1",
-        "alive": True,
-        "log": log,
-        "verdict": Verdict(
-            state=State.HUNG_SPIN, phase="warm-up", confidence=0.95, evidence=("nothing has moved for 74 s", "GPU 0"),
-            against=("not all ranks could be looked at",), next_step="hsbench stop demo",
-        ),
-        "silent": 74.0, "allowed": 62.0, "known_silence": 31.0, "known_lines": 641, "known_seconds": 98.0, "lines": 217,
-        "phases": (Phase("import", "done", 6.0, 7.0), Phase("warm-up", "running", 94.0, 12.0), TO_COME),
-        "standing": standing(
-            [StackSample(pid=p, label="", source="py-spy", frames=(f"f ({'ab'[p == 0]}.py:1)",)) for p in range(4)],
-            {pid: f"TP{pid}" for pid in range(4)},
-        ),
-        "processes": tuple(
-            ProcessRow(pid=p, created=1, rank=f"TP{p}", name="x", cpu=1.0, rss=3 << 30, read=0.0, state="running")
-            for p in range(4)
-        ),
-        "gpus": (GpuRow(GpuSample(index=0, name="H100", used=60 << 30, total=80 << 30, busy=1.0, power_w=140.0), 0.0),),
-        "machine": Machine(cpu=0.6, cores=8, load=4.0, used=2 << 30, total=8 << 30),
-    }  # fmt: skip
-    return ServerView(**{**values, **changes})
 
 
 def shows(app: Any, *words: str) -> bool:

@@ -107,7 +107,7 @@ ACTIONS = (
     Action("machine.search", "slash", "filter", "Filter the jobs."),
     Action("leave", "q", "leave", "Close the app; says what keeps running."),
     Action("help", "question_mark", "keys", "The keys of this view."),
-    Action("palette", "colon", "palette", "Every action by name."),
+    Action("palette", "colon", "find", "Every action by name."),
     Action("picture", "ctrl+s", "picture", "Save a picture of the screen.", shown=False),
     Action("copy_row", "y", "copy row", "Copy the selected row as JSON.", shown=False),
     Action("still", "space", "hold", "Hold the picture still while sampling goes on.", shown=False),

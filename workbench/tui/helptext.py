@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from workbench.tui.actions import MODES, Action, of_mode
@@ -16,7 +18,7 @@ EVERYWHERE = (
 )
 
 
-def help_of(mode: str, keymap: Mapping[str, str]) -> Text:
+def help_of(mode: str, keymap: Mapping[str, str]) -> RenderableType:
     """Keys and what they do.
 
     Args:
@@ -24,15 +26,20 @@ def help_of(mode: str, keymap: Mapping[str, str]) -> Text:
         keymap: Id of an action → the key that the config file gives it.
     """
     about = next(one for one in MODES if one.name == mode)
-    text = Text().append(f"{about.help}\n\n", style="italic")
-    for action in of_mode(mode):
-        _line(text, shown_key(keymap.get(action.id, action.key)), _words(action))
-    text.append("\n")
-    for action in of_mode(""):
-        _line(text, shown_key(keymap.get(action.id, action.key)), _words(action))
+    own, everywhere = _grid(), _grid()
+    for grid, actions in ((own, of_mode(mode)), (everywhere, of_mode(""))):
+        for action in actions:
+            grid.add_row(shown_key(keymap.get(action.id, action.key)), _words(action))
     for key, words in EVERYWHERE:
-        _line(text, key, words)
-    return text
+        everywhere.add_row(key, words)
+    return Group(Text(f"{about.help}\n", style="italic"), own, Text(), everywhere)
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", min_width=9)
+    grid.add_column()
+    return grid
 
 
 def shown_key(key: str) -> str:
@@ -41,10 +48,6 @@ def shown_key(key: str) -> str:
     return ", ".join(names.get(one.strip(), one.strip()) for one in key.split(","))
 
 
-def _words(action: Action) -> str:
-    return action.help + (" [changes something]" if action.changes else "")
-
-
-def _line(text: Text, key: str, words: str) -> None:
-    text.append(f"  {key:<10}", style="bold")
-    text.append(f" {words}\n")
+def _words(action: Action) -> Text:
+    """Text, since a string in a table is markup."""
+    return Text(action.help + (" (changes something)" if action.changes else ""))

@@ -31,6 +31,7 @@ class ModeScreen(Screen[None]):
     ModeScreen > #failure { dock: top; height: auto; padding: 0 1; color: $error; display: none; }
     ModeScreen > #failure.open { display: block; }
     """
+    # A look draws the widgets that change; the rest of the screen is not painted anew.
     snapshot: reactive[Any] = reactive(None, init=False, always_update=True, repaint=False)
 
     class Looked(Message):

@@ -49,11 +49,11 @@ class BenchScreen(ModeScreen):
     BenchScreen #bench-detail { width: 1fr; height: 1fr; }
     BenchScreen.-narrow #bench-columns { layout: vertical; }
     BenchScreen.-narrow #entries-panel { width: 1fr; max-height: 6; }
-    BenchScreen.-wide #entries-panel { width: 50; }
+    BenchScreen.-wide #entries-panel { width: 48; }
     BenchScreen.-low RunPane #run-head-panel { max-height: 3; }
     BenchScreen.-low RunPane #point-notes { max-height: 2; }
     BenchScreen.-low.-narrow RunPane #run-head-panel { display: none; }
-    BenchScreen.-low.-narrow RunPane #point-notes { max-height: 1; }
+    BenchScreen.-low.-narrow RunPane #point-notes { max-height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     BenchScreen.-low.-narrow RunPane #plots { height: 8; }
     BenchScreen.-low.-narrow RunPane.live #plots { height: 7; min-height: 7; }
     BenchScreen.-low.-narrow.going #entries-panel { max-height: 5; }

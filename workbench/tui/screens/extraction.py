@@ -15,7 +15,6 @@ from workbench.extract.audit.report import VerifyReport
 from workbench.extract.record import FORMATS
 from workbench.render import charts
 from workbench.tui import glyphs
-from workbench.tui.actions import of_mode
 from workbench.tui.app import WorkbenchApp
 from workbench.tui.bindings import bindings_of
 from workbench.tui.modals.form import CommandForm, Field
@@ -24,7 +23,7 @@ from workbench.tui.sampleview import Samples
 from workbench.tui.screens.base import ModeScreen
 from workbench.tui.services import TaskView
 from workbench.tui.sources.extraction import Detail, ExtractionSource, RunRow, Snapshot
-from workbench.tui.widgets.chart import Chart
+from workbench.tui.widgets.chart import Chart, drawable
 from workbench.tui.widgets.extraction_audit import audit_report, report_in, verdict_line
 from workbench.tui.widgets.extraction_facts import facts, lines_of, messages, plot, run_sign, slowest
 from workbench.tui.widgets.extraction_sample import SampleScreen
@@ -92,7 +91,6 @@ class ExtractionScreen(ModeScreen):
         self._drawn: dict[str, Any] = {}
         """What is on the screen, by the name of its place."""
         self._answered = 0
-        self._looking = False
 
     @property
     def runs(self) -> ExtractionSource:
@@ -111,7 +109,7 @@ class ExtractionScreen(ModeScreen):
                     with Panel(id="rate", title="tok/s"):
                         yield Chart(empty="no rate yet")
                     with Vertical(id="words", classes="rows"):
-                        with Panel(id="told", title="last warnings and errors"):
+                        with Panel(id="told", title="warnings and errors"):
                             yield Plain(id="messages")
                         with Panel(id="slow", title="slowest samples", classes="high-only"):
                             yield Plain(id="slowest")
@@ -121,19 +119,6 @@ class ExtractionScreen(ModeScreen):
         self.watch(self.app, "tasks", self._on_tasks, init=False)
 
     # Drawing
-
-    def refresh_bindings(self) -> None:
-        """Making the footer anew costs more than all else of a look, so a look that changes nothing leaves it."""
-        if not self._looking:
-            super().refresh_bindings()
-
-    def watch_snapshot(self, snapshot: Any) -> None:
-        """Draw; the footer too if something else can be done now."""
-        self._looking = True
-        super().watch_snapshot(snapshot)
-        self._looking = False
-        can = [self.check_action("do", (action.id,)) for action in of_mode(self.MODE)]
-        self._once("footer", can, self.refresh_bindings)
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw the list and the selected run."""
@@ -376,4 +361,6 @@ def _not_now(detail: Detail, verb: str) -> str:
 
 
 def _drawer(points: list[tuple[float, float]]) -> Any:
+    if not drawable(points):
+        return None
     return lambda width, height: charts.lines([("", points)], width, height, ascii=glyphs.is_ascii(), y_from_zero=True)

@@ -78,7 +78,7 @@ class MachineScreen(ModeScreen):
         with Container(id="work"):
             with Container(id="left"):
                 with Container(id="jobs-box", classes="box"), Panel(title="Jobs", id="jobs-panel"):
-                    yield RowTable(COLUMNS, id="jobs")
+                    yield RowTable(COLUMNS, id="jobs", cell_padding=0)
                 yield from _box("detail", "What it says")
             with Container(id="right"):
                 yield from _box("machine", "This machine")
@@ -95,6 +95,14 @@ class MachineScreen(ModeScreen):
 
     # Drawing
 
+    def on_resize(self) -> None:
+        """There is more room for last words, or less."""
+        self.call_after_refresh(self._tell_jobs_again)
+
+    def _tell_jobs_again(self) -> None:
+        if self.seen is not None and self.is_mounted:
+            self._tell_jobs(self.seen)
+
     def show(self, snapshot: Snapshot) -> None:
         """Draw all of it."""
         self.seen = snapshot
@@ -104,12 +112,13 @@ class MachineScreen(ModeScreen):
 
     def _tell_jobs(self, seen: Snapshot) -> None:
         table = self.query_one("#jobs", RowTable)
-        if self._listed == (seen.jobs, self.words):
+        room = table.scrollable_content_region.width
+        if self._listed == (seen.jobs, self.words, room):
             self._select(table.selected)
             return
-        self._listed = (seen.jobs, self.words)
+        self._listed = (seen.jobs, self.words, room)
         kept = [job for job in seen.jobs if matches(job, self.words)]
-        table.show([job_row(job) for job in kept])
+        table.show([job_row(job, room) for job in kept])
         running = sum(job.running for job in seen.jobs)
         servers = [job.what.partition(" ")[0] for job in seen.jobs if job.kind == "server"]
         title = f"Jobs: {running} of {len(seen.jobs)} run"

@@ -42,6 +42,7 @@ PatchesScreen #work { layout: vertical; height: 1fr; }
 PatchesScreen #tables { layout: horizontal; height: 10; }
 PatchesScreen #views { layout: vertical; height: 1fr; }
 PatchesScreen.-narrow #tables { height: 8; }
+PatchesScreen.-narrow #families-panel { width: 50; }
 PatchesScreen.-wide #work { layout: horizontal; }
 PatchesScreen.-wide #tables { layout: vertical; width: 54; height: 1fr; }
 PatchesScreen #lines-box { display: none; height: 1fr; }
@@ -76,10 +77,11 @@ class PatchesScreen(ModeScreen):
         with Container(id="work"):
             with Container(id="tables"):
                 with Panel(title="Families", id="families-panel"):
-                    columns = [Column("family", 11), Column("state", 12), Column("routes", len(ROUTES))]
-                    yield RowTable(columns, id="families")
+                    columns = [Column("family", 12), Column("state", 13), Column("routes", len(ROUTES))]
+                    yield RowTable(columns, id="families", cell_padding=0)
                 with Panel(title="Files", id="files-panel"):
-                    yield RowTable([Column("file", 14), Column("holds", 10), Column("lines", 5, True)], id="files")
+                    columns = [Column("file", 15), Column("holds", 11), Column("lines", 6, True)]
+                    yield RowTable(columns, id="files", cell_padding=0)
             with Container(id="views"):
                 with Container(id="diff-box"), Panel(title="Difference", id="diff-panel"):
                     yield DiffView()
@@ -148,7 +150,7 @@ class PatchesScreen(ModeScreen):
 
     def _tell_family(self) -> None:
         family, seen = self._family(), self.seen
-        tried = f"Families: routes as of {tried_text(seen.support.tried)}" if seen and seen.support else "Families"
+        tried = f"Families, tried {tried_text(seen.support.tried)}" if seen and seen.support else "Families"
         words = "u tries the routes" if family else ""
         if family and family.cells:
             words = f"{family.name}: {routes(family.cells).plain}"

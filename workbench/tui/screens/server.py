@@ -11,12 +11,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.css.query import NoMatches
-from textual.reactive import reactive
 from textual.widgets import DataTable
 
 from workbench.server.specs import DEFAULT_NAME
 from workbench.server.survey import ServerStatus
-from workbench.tui.actions import of_mode
 from workbench.tui.bindings import bindings_of
 from workbench.tui.glyphs import is_ascii
 from workbench.tui.modals.text import TextScreen
@@ -54,8 +52,6 @@ class ServerScreen(ModeScreen):
     """Servers at the left, the selected one at the right."""
 
     MODE = "server"
-    # A look draws the widgets that change; the rest of the screen is not painted anew.
-    snapshot: reactive[Any] = reactive(None, init=False, always_update=True, repaint=False)
     BINDINGS: ClassVar = [
         *bindings_of("server"),
         Binding("n", "hit(1)", "next hit", show=False),
@@ -63,6 +59,7 @@ class ServerScreen(ModeScreen):
     ]
     CSS = """
     ServerScreen.-wide .side { width: 50; }
+    ServerScreen.-narrow .side { width: 25; }
     ServerScreen #servers-panel { height: auto; min-height: 3; max-height: 30%; }
     ServerScreen #servers { height: auto; max-height: 100%; overflow-x: hidden; scrollbar-size: 1 1; }
     ServerScreen #phases-panel { height: auto; min-height: 4; }
@@ -90,7 +87,6 @@ class ServerScreen(ModeScreen):
         self._diagnoses: dict[str, str] = {}
         self._view = ServerView()
         self._names: dict[str, tuple[str, str]] = {}
-        self._bound: object = None
 
     def body(self) -> ComposeResult:
         """Panels."""
@@ -250,13 +246,6 @@ class ServerScreen(ModeScreen):
         self._retitle("#processes-panel", f"Processes{count}")
 
     # Actions
-
-    def refresh_bindings(self) -> None:
-        """Each time the footer is made anew, which a look need not cost when nothing that can be done has changed."""
-        bound = (self.focused, [self.why_not(action) for action in of_mode(self.MODE)])
-        if bound != self._bound:
-            self._bound = bound
-            super().refresh_bindings()
 
     def unavailable(self, verb: str) -> str:
         """What needs a server, or a log."""

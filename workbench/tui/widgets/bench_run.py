@@ -14,7 +14,7 @@ from workbench.render import charts
 from workbench.tui import glyphs
 from workbench.tui.sources.bench import LIVE, RunDetail
 from workbench.tui.widgets import bench_words as words
-from workbench.tui.widgets.chart import Chart
+from workbench.tui.widgets.chart import Chart, drawable
 from workbench.tui.widgets.panel import Panel
 from workbench.tui.widgets.plain import Plain
 from workbench.tui.widgets.table import Column, Row, RowTable
@@ -118,13 +118,13 @@ class RunPane(Container):
         self._say("point-notes", words.notes_text(point))
         self.query_one("#point-notes").display = point is not None
         if point is None:
-            empty = "nothing told yet, or no room"
+            empty = "nothing told yet"
             self._plot("latency", "TTFT and TPOT, ms", self._over_time("ttft", "tpot"), empty, from_zero=True)
             self._plot("rate", "tok/s", self._over_time("tok_s"), empty, from_zero=True)
             return
         curves, label = found.curves, point.workload.label
         part = f", every {curves.stride}th request" if curves is not None and curves.stride > 1 else ""
-        empty = "no times are kept, or no room" if curves is not None else "reading the requests"
+        empty = "no times are kept" if curves is not None else "reading the requests"
         spread: Series = [("TTFT", curves.ttft), ("ITL", curves.itl)] if curves is not None else []
         self._plot("latency", f"{label}: % within x ms{part}", spread, empty)
         self._plot("rate", f"{label}: tok/s over seconds{part}", [("", curves.rate)] if curves else [], empty)
@@ -144,7 +144,7 @@ class RunPane(Container):
         self.query_one(f"#{name}-panel", Panel).name_it(title)
         chart = self.query_one(f"#{name}", Chart)
         chart.empty = empty
-        chart.draw(partial(_lines, series, from_zero))
+        chart.draw(partial(_lines, series, from_zero) if any(drawable(points) for _, points in series) else None)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Draw the other workload."""

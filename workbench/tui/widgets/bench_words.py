@@ -166,12 +166,11 @@ def notes_text(point: Point | None) -> Text:
         line = sign("bad" if note.startswith(LIMITED) else "warn", note)
         text.append_text(line).append("\n")
     cost = point.client
-    client = [f"CPU {ms_of(cost.cpu_us_per_token)} us a token", f"{known(cost.cpu_share) or 0:.0%} of a core"]
+    client = [f"CPU {ms_of(cost.cpu_us_per_token)} us/token", f"{known(cost.cpu_share) or 0:.0%} of a core"]
     client += [f"loop lag p99 {ms(cost.lag_p99)} ms"]
-    text.append(f"client {', '.join(client)}; requests {point.metrics.requests}", style="dim")
-    if point.metrics.good_s is not None:
-        text.append(f"; goodput {number(known(point.metrics.good_s), 4)}/s", style="dim")
-    return text
+    goodput = point.metrics.good_s
+    told = "" if goodput is None else f"; goodput {number(known(goodput), 4)}/s"
+    return text.append(f"client {', '.join(client)}{told}; requests {point.metrics.requests}", style="dim")
 
 
 def ms_of(value: float | None) -> str:

@@ -31,6 +31,8 @@ LEVELS: dict[str, Level] = {
 BAR = 30
 """Columns of the progress bar at most."""
 GAUGE = 12
+LABEL = 9
+"""Columns of the names before the facts."""
 AT_WORK = ("running", "finishing", "waiting", "paused")
 """States in which the list tells how far a run is."""
 Kind = Callable[[float], str]
@@ -80,7 +82,7 @@ def facts(detail: Detail, width: int, verdict: Text | None = None) -> Text:
     text = Text()
     for line in (_state(detail, view), *_asides(detail, view), _progress(view, width)):
         text.append_text(line).append("\n")
-    rows: list[tuple[str, str | Text]] = [("samples", _samples(view)), ("tokens", _tokens(view))]
+    rows: list[tuple[str, str | Text]] = [*_samples(view, width), ("tokens", _tokens(view))]
     rows += [("rate", _rate(view)), ("writing", _writing(view))]
     if view.plain_share is not None:
         rows.insert(3, ("share", f"{value(100 * view.plain_share, '{:.1f}'.format)} % of plain prefill"))
@@ -129,14 +131,18 @@ def _progress(view: RunView, width: int) -> Text:
     return Text().append(line, style=style).append(percent, style="bold").append(eta)
 
 
-def _samples(view: RunView) -> Text:
+def _samples(view: RunView, width: int) -> list[tuple[str, Text]]:
+    """How many there are, and how many there will not be, below it where one line has no room for both."""
     total = f" / {about(view, 'rows')}{view.rows:,}" if view.rows else ""
     text = Text(f"{about(view, 'written')}{view.written:,}{total}")
     if view.kind == "foreign":
-        return text
+        return [("samples", text)]
+    without = Text(f"{view.quarantined:,} quarantined", style="bold red" if view.quarantined else "dim")
     if view.refused:
-        text.append(f"   {view.refused:,} refused", style="yellow")
-    return text.append(f"   {view.quarantined:,} quarantined", style="bold red" if view.quarantined else "dim")
+        without = Text(f"{view.refused:,} refused", style="yellow").append("   ").append_text(without)
+    if LABEL + text.cell_len + 3 + without.cell_len > width:
+        return [("samples", text), ("", without)]
+    return [("samples", text.append("   ").append_text(without))]
 
 
 def _tokens(view: RunView) -> str:
@@ -203,8 +209,8 @@ def _trouble(view: RunView) -> Text:
     if view.kind == "foreign":
         return Text("-")
     text = Text()
-    for name, count in (("restarts", view.restarts), ("retries", view.retries)):
-        text.append(f"{count} {name}   ", style="yellow" if count else "dim")
+    for one, many, count in (("restart", "restarts", view.restarts), ("retry", "retries", view.retries)):
+        text.append(f"{count} {one if count == 1 else many}   ", style="yellow" if count else "dim")
     return text
 
 

@@ -21,14 +21,16 @@ WHAT = 24
 """Columns of what a job does."""
 LAST = 120
 COLUMNS = (
-    Column("kind", 10),
-    Column("state", 12),
-    Column("what", WHAT),
-    Column("since", 8),
-    Column("took", 10, True),
-    Column("exit", 4, True),
-    Column("last word", LAST),
+    Column("kind", 11),
+    Column("state", 13),
+    Column("what", WHAT + 1),
+    Column("since", 9),
+    Column("took", 11, True),
+    Column("exit", 5, True),
+    Column("  last word", LAST),
 )
+"""Their widths hold the blanks between them. All but the last fit into 80 columns."""
+BEFORE_LAST = sum(column.width or 0 for column in COLUMNS[:-1])
 LEVELS: dict[str, Level] = {
     "done": "good",
     "ready": "good",
@@ -46,8 +48,8 @@ FULL = 0.9
 """A share from which on something is nearly full."""
 
 
-def job_row(job: JobView) -> Row:
-    """A line of the table."""
+def job_row(job: JobView, room: int) -> Row:
+    """A line of a table of so many columns."""
     what = _end_of(job.what) if job.kind == "extraction" else job.what
     cells = (
         job.kind,
@@ -56,7 +58,7 @@ def job_row(job: JobView) -> Row:
         since(job.since),
         took(job.seconds),
         "" if job.exit_code is None else str(job.exit_code),
-        Text(fit(job.last, LAST, glyphs.is_ascii()).rstrip(), style="dim"),
+        Text("  " + fit(job.last, max(0, min(LAST, room - BEFORE_LAST) - 2), glyphs.is_ascii()).rstrip(), style="dim"),
     )
     return Row(job.key, cells, {name: getattr(job, name) for name in job.__struct_fields__})
 
@@ -198,8 +200,8 @@ def _room_bar(held: Room, width: int) -> Text:
 
 
 def _bar(share: float, words: str, width: int) -> Text:
-    text = Text(glyphs.bar(share, 16 if width >= 60 else 8), style=_style(share))
-    return text.append(f" {percent(share):>4}  ", style="default").append(words, style="default")
+    text = Text().append(glyphs.bar(share, 16 if width >= 60 else 8), style=_style(share))
+    return text.append(f" {percent(share):>4}  ").append(words)
 
 
 def _style(share: float) -> str:

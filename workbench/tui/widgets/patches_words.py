@@ -48,10 +48,9 @@ def tree_text(seen: Snapshot, running: Sequence[str], last: TaskView | None = No
     elif last is not None:
         words = f"last: {last.task.argv[1]} {last.state}, {tried_text(last.task.started)}"
         state.append(glyphs.plain(f"  {words}"), style="not bold dim" if last.state == "done" else "not bold yellow")
-    place = Text(glyphs.plain(seen.root))
+    rows: list[tuple[str, str | Text]] = [("state", state), ("tree", seen.root)]
     if seen.python:
-        place.append(glyphs.plain(f"  by {seen.python}"), style="dim")
-    rows: list[tuple[str, str | Text]] = [("state", state), ("tree", place)]
+        rows.append(("python", seen.python))
     if seen.users:
         rows.append(("used by", ", ".join(seen.users)))
     return pairs(rows, 7)

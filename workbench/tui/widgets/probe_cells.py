@@ -111,11 +111,14 @@ def taken(row: TensorRow) -> str:
 
 
 def zeros(row: TensorRow) -> str:
-    """The share of zeros."""
+    """The share of zeros, in six columns."""
     total = 1
     for length in row.shape:
         total *= length
-    return f"{100 * row.zeros / max(1, total):.3g} %"
+    share = 100 * row.zeros / max(1, total)
+    if 0 < share < 0.1:
+        return "<0.1 %"
+    return f"{share:.2g} %" if share < 1 else f"{share:.3g} %"
 
 
 def checked_words(check: dict[str, Any]) -> Text:

@@ -11,6 +11,8 @@ from workbench.tui.widgets.panel import Panel
 from workbench.tui.widgets.plain import Plain
 from workbench.tui.widgets.probe_words import dump_words, piece
 
+NO_TENSOR = "no tensor is selected"
+
 
 class Pictures(Horizontal):
     """Three panels beside each other."""
@@ -24,9 +26,9 @@ class Pictures(Horizontal):
     def compose(self) -> ComposeResult:
         """Values, norms, other dumps."""
         with Panel(title="values", id="values"):
-            yield Chart(empty="no room for the chart")
+            yield Chart(empty=NO_TENSOR)
         with Panel(title="norms", id="norms"):
-            yield Chart(empty="no room for the chart")
+            yield Chart(empty=NO_TENSOR)
         with Panel(title="other dumps", id="dumps"):
             yield Plain(id="dump-words")
 

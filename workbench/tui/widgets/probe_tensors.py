@@ -46,5 +46,6 @@ class TensorTable(RowTable):
         self._shown = {}
         self.plan = tuple(columns)
         for number, column in enumerate(self.plan):
-            self.add_column(Text(column.label), width=column.width, key=str(number))
+            label = Text(column.label, justify="right" if column.right else "left")
+            self.add_column(label, width=column.width, key=str(number))
         self.call_after_refresh(lambda: self.move_cursor(row=at))

@@ -90,7 +90,7 @@ def up(seconds: float) -> str:
 def phases_text(view: ServerView, width: int) -> Text:
     """The start, phase by phase, beside what good starts took; `!` stands before a time that is far too long."""
     known = any(phase.known is not None for phase in view.phases) and width >= 28
-    head = f"{'':16}{'took':>6}{'good':>8}" if known else f"{'':15}{'took':>5}"
+    head = f"{'':16}{'took':>6}{'good':>8}" if known else f"{'':16}{'took':>5}"
     return Text("\n").join([Text(head, style="dim"), *(_phase(phase, known) for phase in view.phases)])
 
 
@@ -99,7 +99,7 @@ def _phase(phase: Phase, known: bool) -> Text:
     slow = phase.seconds is not None and phase.state != "to come" and phase.seconds > SLOW * max(1.0, usual)
     style = STYLES[phase.state]
     text = Text().append(f"{MARKS[phase.state][is_ascii()]} ", style=style)
-    text.append(f"{phase.name:<{14 if known else 13}.13}", style="" if phase.state == "done" else style)
+    text.append(f"{phase.name:<14.13}", style="" if phase.state == "done" else style)
     text.append(f"{'!' * slow + short(phase.seconds):>{6 if known else 5}}", style="bold yellow" if slow else "")
     return text.append(f"{short(phase.known):>8}", style="dim") if known else text
 

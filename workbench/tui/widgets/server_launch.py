@@ -17,9 +17,9 @@ def launch_form(servers: Sequence[ServerStatus]) -> CommandForm:
     fields = (
         Field("model", "--model", hint="demo, a folder, or a Hub id", suggestions=models),
         Field("name", "--name", free_name([status.server.name for status in servers])),
-        Field("profile", "--profile", hint="FILE.toml: takes what is not given here", suggestions=profiles()),
+        Field("profile", "--profile", hint="FILE.toml; what is given here wins", suggestions=profiles()),
         Field("device", "--device", choices=("", "cpu", "cuda")),
-        Field("port", "--port", hint="30017, or the next one that is free; 0 is any"),
+        Field("port", "--port", hint="30017 or the next free one; 0 is any"),
         Field("dump folder", "--dump-dir", hint="record hidden states there"),
         Field("blocks", "--layers", hint="2,15,27"),
         Field("recorder by", "--capture", choices=("", *(route for route in ROUTES if route != "auto"))),

@@ -88,10 +88,16 @@ class TopLine(Horizontal):
         if line.cell_len > room and len(shown) > 1:
             worst = next((s for s in self._servers if LEVELS.get(s.state) != "good"), self._servers[0])
             line = Text(f"{len(shown)} servers  ").append_text(self._one(worst))
+            if line.cell_len > room:
+                line = Text(f"{len(shown)} servers ").append_text(_sign(worst))
         return line
 
     def _one(self, status: ServerStatus) -> Text:
         port = "" if self.app.size.width < NARROW else f" :{status.server.port}"
-        word = f"{status.state}: {status.phase}" if status.phase and port else status.state
         name = Text(f"{glyphs.plain(status.server.name)}{port} ")
-        return name.append_text(glyphs.sign(LEVELS.get(status.state, "warn"), word))
+        return name.append_text(_sign(status, (status.phase or "") if port else ""))
+
+
+def _sign(status: ServerStatus, phase: str = "") -> Text:
+    word = f"{status.state}: {phase}" if phase else status.state
+    return glyphs.sign(LEVELS.get(status.state, "warn"), word)
