@@ -27,8 +27,10 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self.sent = b""
         """All that the program wrote."""
+        # COLUMNS and LINES would be believed over the terminal's own size.
+        told = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
         self.child = pexpect.spawn(
-            argv[0], list(argv[1:]), env={**env, "TERM": "xterm-256color"}, dimensions=(lines, columns), timeout=5
+            argv[0], list(argv[1:]), env={**told, "TERM": "xterm-256color"}, dimensions=(lines, columns), timeout=5
         )
 
     def __enter__(self) -> Self:

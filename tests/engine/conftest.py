@@ -19,22 +19,17 @@ LAYERS = (2, 15, 27)
 
 
 OWN_SERVERS = {
-    "test_app.py",
-    "test_chunks.py",
-    "test_cpu_platform.py",
-    "test_families.py",
-    "test_supervision.py",
-    "test_sweep.py",
+    **dict.fromkeys(("test_app.py", "test_supervision.py", "test_sweep.py"), "own servers, watched"),
+    **dict.fromkeys(("test_chunks.py", "test_cpu_platform.py", "test_families.py"), "own servers, of other shapes"),
 }
-"""Modules that start servers of their own; they run beside those that share one."""
+"""Modules that start servers of their own, in two groups that take about as long as those that share one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes for the tests of this folder, each with at most one shared server."""
+    """A process for each group of this folder's tests, with at most one shared server."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            group = "own servers" if item.path.name in OWN_SERVERS else "shared server"
-            item.add_marker(pytest.mark.xdist_group(group))
+            item.add_marker(pytest.mark.xdist_group(OWN_SERVERS.get(item.path.name, "shared server")))
 
 
 class Command:

@@ -53,7 +53,7 @@ def test_launch_probe_extract_leave_and_come_back(desk: Command, tmp_path: Path)
             terminal.wait_for(words)
         terminal.press("5", "n")
         terminal.wait_for("data *")
-        fill(terminal, str(tmp_path / "rows.jsonl"), str(states))
+        fill(terminal, str(tmp_path / "rows.jsonl"), str(states), *[""] * 9, "0")  # without measuring a baseline
         terminal.wait_for("states", seconds=30)
         terminal.press("q")
         terminal.wait_for("These keep running")

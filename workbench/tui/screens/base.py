@@ -11,6 +11,7 @@ from textual.widgets import DataTable, Footer
 
 from workbench.errors import HsbenchError
 from workbench.tui.actions import BY_ID, Action, of_mode
+from workbench.tui.glyphs import is_ascii
 from workbench.tui.modals.confirm import Confirm
 from workbench.tui.source import Failed, Poller, Source
 from workbench.tui.widgets.plain import Plain
@@ -76,6 +77,7 @@ class ModeScreen(Screen[None]):
 
     def on_mount(self) -> None:
         """Begin to look."""
+        self.set_class(is_ascii(), "-plain")  # for rules that cannot see the app's own class
         self.watch(self.app, "servers", self._on_servers)
         self.poller.start()
 

@@ -54,6 +54,7 @@ class BenchScreen(ModeScreen):
     BenchScreen.-low RunPane #point-notes { max-height: 2; }
     BenchScreen.-low.-narrow RunPane #run-head-panel { display: none; }
     BenchScreen.-low.-narrow RunPane #point-notes { max-height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    BenchScreen.-low.-narrow.-plain RunPane #point-notes { text-overflow: clip; }
     BenchScreen.-low.-narrow RunPane #plots { height: 8; }
     BenchScreen.-low.-narrow RunPane.live #plots { height: 7; min-height: 7; }
     BenchScreen.-low.-narrow.going #entries-panel { max-height: 5; }

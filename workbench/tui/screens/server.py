@@ -67,6 +67,9 @@ class ServerScreen(ModeScreen):
     ServerScreen #phases, ServerScreen #machine, ServerScreen #verdict-text {
         text-wrap: nowrap; text-overflow: ellipsis;
     }
+    ServerScreen.-plain #phases, ServerScreen.-plain #machine, ServerScreen.-plain #verdict-text {
+        text-overflow: clip;
+    }
     ServerScreen #log-panel { padding: 0 0 0 1; }
     ServerScreen #processes-panel { height: 9; padding: 0 0 0 1; }
     ServerScreen #processes { scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; }
