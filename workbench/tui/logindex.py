@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workbench.server.log import clean
-from workbench.server.secrets import MASK, blot
+from workbench.server.secrets import blot
 
 EVERY_S = 0.5
 TAIL = 256 << 10
@@ -30,9 +30,6 @@ TELL_BLOCKS = 32
 LINE_BYTES = 68 << 10
 LINE_CHARS = 16 << 10
 """A longer line is cut. More bytes than characters are read, so that no secret is cut in half and missed."""
-_SOUNDS_SECRET = re.compile(r"(?i)key|secret|passw|token|bearer|://|auth|sig|credential|hf_|sk-|x-amz")
-"""Whatever `workbench.server.secrets.mask_text` hides has one of these before it or in it."""
-_LONG_WORD = re.compile(r"[\w.~+/=-]{400,}")
 HEAD = 256
 """Bytes at the start that tell whether a file that grew is still the same."""
 
@@ -214,17 +211,8 @@ def raw_line(index: LogIndex, start: int, end: int) -> bytes:
 
 
 def line_text(raw: bytes, secrets: Sequence[str]) -> str:
-    """What is shown of a line: no colours, no earlier states of a bar, secrets hidden.
-
-    Looking for secrets takes the square of the length of a word, so a very long word is hidden itself when anything
-    in the line sounds like a secret, and nothing is looked for when nothing does.
-    """
-    text = clean(raw)
-    if _SOUNDS_SECRET.search(text):
-        text = blot(_LONG_WORD.sub(MASK, text), secrets)
-    for value in secrets:
-        text = text.replace(value, MASK)
-    return text[:LINE_CHARS].expandtabs(4)
+    """What is shown of a line: no colours, no earlier states of a bar, secrets hidden."""
+    return blot(clean(raw), secrets)[:LINE_CHARS].expandtabs(4)
 
 
 class Found(NamedTuple):
