@@ -21,12 +21,12 @@ from workbench.commands.extract import Lines
 from workbench.errors import CheckFailed, Missing, UsageError
 from workbench.extract.dataset import Dataset, Tally
 from workbench.extract.index import Index, IndexLine
+from workbench.extract.job import detach, preflight
 from workbench.extract.job import gate as gate_module
-from workbench.extract.job import preflight
 from workbench.extract.job.arrivals import Arrivals, sweep
 from workbench.extract.job.estimate import LOOK_AT, estimate, from_lengths
 from workbench.extract.job.events import Ended, Progress, Told
-from workbench.extract.job.files import JobFile, JobFiles, Journal, recent
+from workbench.extract.job.files import JobFile, JobFiles, Journal, Request, recent
 from workbench.extract.job.gate import Gate
 from workbench.extract.job.roster import known_jobs, note
 from workbench.extract.job.settings import ExtractSettings
@@ -372,3 +372,18 @@ def test_narration_that_a_full_disk_does_not_take_is_lost_and_nothing_else(
     for full in held:
         with contextlib.suppress(OSError):
             full.close()
+
+
+def test_a_folder_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    request = Request(settings=ExtractSettings(data="/d", out=str(tmp_path)))
+    with pytest.raises(UsageError, match="of no run of ours"):
+        detach.ask(JobFiles(tmp_path), request)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    request = Request(settings=ExtractSettings(data="/d", out=str(tmp_path / "file" / "out")))
+    with pytest.raises(UsageError, match=r"cannot make .*/file/out/\.hsbench"):
+        detach.ask(JobFiles(tmp_path / "file" / "out"), request)

@@ -178,7 +178,11 @@ def test_stop_asks_first_and_leaves_nothing(begin: Starter) -> None:
 def test_stop_kills_what_ignores_it(begin: Starter) -> None:
     record = begin("stubborn")
     list(wait_ready(record, 30))
-    events = list(stop(record, grace_s=0.3))
+    events = []
+    for event in stop(record, grace_s=0.3):
+        events.append(event)
+        states = [seen.state for seen in survey()]
+        assert states == ([] if isinstance(event, Stopped) else ["stopping"]), "an ordered end is no death"
     assert [type(event) for event in events] == [Stopping, Killing, Stopped]
     assert not session_of(record)
 

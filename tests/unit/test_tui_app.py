@@ -160,7 +160,7 @@ def test_a_question_is_answered_by_y_alone() -> None:
                 await pilot.press("S")
                 await until(pilot, lambda: isinstance(app.screen, Confirm))
                 await pilot.press("enter")
-                assert isinstance(app.screen, Confirm)
+                await until(pilot, lambda: isinstance(app.screen, Confirm))
                 await pilot.press(key)
                 await until(pilot, lambda: not isinstance(app.screen, Confirm))
             assert the_screen(app).done == []
@@ -176,7 +176,7 @@ def test_what_cannot_be_done_says_why_and_an_error_is_a_message() -> None:
     async def drive() -> None:
         app = words_app(Given("hello"))
         async with app.run_test(size=(100, 30), notifications=True) as pilot:
-            app.screen_stack[0].action_do("probe.compare")  # type: ignore[attr-defined]
+            await pilot.press("c")
             await until(pilot, lambda: "nothing is marked" in screen_text(app))
             await pilot.press("R")
             await until(pilot, lambda: "it is gone [/x]" in screen_text(app))
@@ -189,11 +189,13 @@ def test_read_only_starts_nothing() -> None:
     async def drive() -> None:
         app = words_app(Given("hello"), config=Config(app=AppSettings(readonly=True)))
         async with app.run_test(size=(100, 30), notifications=True) as pilot:
+            await until(pilot, lambda: "READ-ONLY" in screen_text(app))
             await pilot.press("S", "R", "m")
             await until(pilot, lambda: the_screen(app).done == ["mark"])
             assert not isinstance(app.screen, Confirm)
             assert app.run_command(("stop", "demo")) is None
             assert app.started == []
+            assert app.run_command(("verify", "x"), reads=True) is not None
 
     run(drive())
 
@@ -235,6 +237,7 @@ def test_held_still_the_picture_stays_while_looks_go_on() -> None:
         async with app.run_test(size=(100, 30), notifications=True) as pilot:
             await until(pilot, lambda: "first" in screen_text(app))
             await pilot.press("space")
+            await until(pilot, lambda: "HELD" in screen_text(app))
             source.now, looks = "second", source.looks
             await until(pilot, lambda: source.looks > looks + 2)
             assert "first" in screen_text(app)
@@ -293,7 +296,7 @@ def test_a_table_keeps_its_cursor_when_rows_come_and_go() -> None:
             table = the_screen(app).query_one(RowTable)
             await until(pilot, lambda: table.keys() == ["a", "b", "c"])
             await pilot.press("j", "j")
-            assert table.selected == "c"
+            await until(pilot, lambda: table.selected == "c")
             source.now = rows_of("new", HOSTILE, "b", "c", value="[/]2")
             await until(pilot, lambda: len(table.keys()) == 4)
             assert table.selected == "c"

@@ -355,7 +355,7 @@ def test_marking_and_comparing(state: Path, made: Path) -> None:
             await pilot.press("c")
             assert not isinstance(app.screen, TextScreen), "nothing is marked"
             await pilot.press("m")
-            assert app.screen.marked == first  # type: ignore[attr-defined]
+            await until(pilot, lambda: app.screen.marked == first)  # type: ignore[attr-defined]
             await choose(app, pilot, str(made / "elsewhere"))
             await pilot.press("m", "c")
             assert app.screen.marked == first, "a sweep is not marked"  # type: ignore[attr-defined]

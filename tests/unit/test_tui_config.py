@@ -36,3 +36,25 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         load((tmp_path / "bad.toml",))
     assert caught.value.next_step
+
+
+@pytest.mark.parametrize("key", ["x", "X", "f5", "ctrl+x", "exclamation_mark", "ctrl+shift+k", "]"])
+def test_a_key_is_taken(tmp_path: Path, key: str) -> None:
+    (tmp_path / "good.toml").write_text(f'[keys]\n"probe.compare" = "{key}"\n')
+    assert load((tmp_path / "good.toml",)).keys == {"probe.compare": key}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "words"),
+    [
+        ("leave", "not a key", "is no key"),
+        ("leave", "", "is no key"),
+        ("leave", "x", "for server.stop and for leave|for leave and for server.stop"),
+        ("help", "1", "for mode server"),
+        ("probe.compare", "m", "probe.mark"),
+    ],
+)
+def test_no_key_is_taken_from_another_action(tmp_path: Path, name: str, key: str, words: str) -> None:
+    (tmp_path / "bad.toml").write_text(f'[keys]\n"{name}" = "{key}"\n')
+    with pytest.raises(UsageError, match=words):
+        load((tmp_path / "bad.toml",))

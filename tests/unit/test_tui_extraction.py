@@ -497,7 +497,7 @@ def test_an_ended_run_is_resumed_and_not_stopped(data: Path) -> None:
                 True,
             ]
             await pilot.press("x", "p", "r")
-            assert app.started == [("extract", "--resume", str(data / "run"))]
+            await until(pilot, lambda: app.started == [("extract", "--resume", str(data / "run"))])
 
     run(go())
 
@@ -518,7 +518,7 @@ def test_the_form_for_a_new_data_set_and_read_only(data: Path) -> None:
         async with quiet.run_test(size=(110, 40)) as pilot:
             await until(pilot, lambda: "no run is known" in screen_text(quiet))
             await pilot.press("n")
-            assert isinstance(quiet.screen, ExtractionScreen)
+            await until(pilot, lambda: isinstance(quiet.screen, ExtractionScreen))
 
     run(go())
 
@@ -539,10 +539,10 @@ def test_a_run_is_attached_by_its_folder_and_filtered(data: Path) -> None:
             assert "no job of hsbench" in screen_text(app)
             screen.search("OURS")
             await pilot.pause()
-            assert screen.query_one(RowTable).keys() == [str(data / "ours")]
+            await until(pilot, lambda: screen.query_one(RowTable).keys() == [str(data / "ours")])
             screen.search("")
             await pilot.pause()
-            assert len(screen.query_one(RowTable).keys()) == 2
+            await until(pilot, lambda: len(screen.query_one(RowTable).keys()) == 2)
 
     run(go())
     assert load_book().attached == (Attached(str(data / "theirs")),)
@@ -566,7 +566,7 @@ def test_an_audit_is_shown_when_it_ends_and_its_verdict_is_kept(data: Path) -> N
         async with app.run_test(size=(120, 40)) as pilot:
             screen = await shown(app, pilot)
             await pilot.press("v")
-            assert app.started == [("verify", str(data / "run"), "--json")]
+            await until(pilot, lambda: app.started == [("verify", str(data / "run"), "--json")])
             one = task(*app.started[0], name="task-1")
             one.folder.mkdir(parents=True)
             (one.folder / "out").write_text(REPORT + "\n")
@@ -628,7 +628,7 @@ def test_the_inspector_goes_from_sample_to_sample(data: Path, monkeypatch: pytes
             await at(4)
             screen.post_message(SampleScreen.Looked(SampleView(index=2)))
             await pilot.pause()
-            assert screen.view is not None
+            await until(pilot, lambda: screen.view is not None)
             assert screen.view.index == 4, "an answer that came too late is not shown"
             await pilot.resize_terminal(80, 24)
             shutil.rmtree(data / "run")

@@ -120,7 +120,7 @@ def test_a_secret_is_hidden_also_where_a_long_line_is_cut() -> None:
     raw = b"x " * (logindex.LINE_CHARS // 2 - 2) + secret.encode() + b" end"
     assert "corre" not in line_text(raw, (secret,))
     assert line_text(b"key correct-horse hf_abcdefghijkl", (secret,)) == "key *** ***"
-    assert line_text(b"api_key=" + b"a" * 60_000 + b" end", ()) == "*** end"
+    assert line_text(b"api_key=" + b"a" * 60_000 + b" end", ()) == "api_key=*** end"
     assert line_text(b"a" * 60_000, ()) == "a" * logindex.LINE_CHARS
 
 
@@ -214,9 +214,9 @@ def test_pane_follows_until_somebody_scrolls_up(tmp_path: Path) -> None:
             await until(pilot, lambda: pane.extent.lines == 50_002)
             assert seen(pilot) == held
             await pilot.press("g")
-            assert seen(pilot)[0] == "line 0"
+            await until(pilot, lambda: seen(pilot)[0] == "line 0")
             await pilot.press("end")
-            assert pane.following
+            await until(pilot, lambda: pane.following)
             assert seen(pilot)[-1] == "more"
 
     run(scenario())
@@ -232,10 +232,10 @@ def test_pane_shows_the_rest_of_long_lines_and_that_there_is_one(tmp_path: Path)
             width = pane.size.width
             assert seen(pilot)[0] == ("0123456789" * 8)[: width - 1] + "→"
             await pilot.press("right")
-            assert seen(pilot)[0].startswith("6789")
+            await until(pilot, lambda: seen(pilot)[0].startswith("6789"))
             assert seen(pilot)[1] == ""
             await pilot.press("left")
-            assert seen(pilot)[1] == "short"
+            await until(pilot, lambda: seen(pilot)[1] == "short")
 
     run(scenario())
 
@@ -253,7 +253,7 @@ def test_pane_goes_from_hit_to_hit(tmp_path: Path) -> None:
             assert (pane.found.total, pane.hit) == (10, 9)
             pane.next_hit(1)
             await pilot.pause()
-            assert pane.present() == 7
+            await until(pilot, lambda: pane.present() == 7)
             assert "an error 7" in seen(pilot)
             pane.next_hit(-1)
             assert pane.present() == 9007
@@ -283,7 +283,7 @@ def test_pane_survives_hostile_lines_and_a_file_that_goes_away(tmp_path: Path) -
                 await pilot.resize_terminal(width, 3)
             pane.open(None)
             await pilot.pause()
-            assert "".join(seen(pilot)) == ""
+            await until(pilot, lambda: "".join(seen(pilot)) == "")
 
     run(scenario())
 

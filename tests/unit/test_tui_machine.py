@@ -315,10 +315,10 @@ def test_a_task_is_interrupted_after_a_question(sleeper: subprocess.Popen[bytes]
                 assert not isinstance(app.screen, Confirm)
             table(app).choose("task:20260101-000000-aaaa")
             await pilot.press("x")
-            assert isinstance(app.screen, Confirm)
+            await until(pilot, lambda: isinstance(app.screen, Confirm))
             assert "hsbench watch x" in app.screen.question
             await pilot.press("n")
-            assert sleeper.poll() is None
+            await until(pilot, lambda: sleeper.poll() is None)
             await pilot.press("x", "y")
             await until(pilot, lambda: sleeper.poll() is not None)
             assert sleeper.returncode == -signal.SIGINT
@@ -338,9 +338,9 @@ def test_an_extraction_is_stopped_by_its_command(tmp_path: Path, sleeper: subpro
             await until(pilot, lambda: table(app).keys() == [f"extraction:{folder}"])
             await until(pilot, lambda: "sending the first sample" in screen_text(app))
             await pilot.press("x")
-            assert isinstance(app.screen, Confirm)
+            await until(pilot, lambda: isinstance(app.screen, Confirm))
             await pilot.press("y")
-            assert app.started == [("job", "stop", folder)]
+            await until(pilot, lambda: app.started == [("job", "stop", folder)])
             assert sleeper.poll() is None
 
     run(session())

@@ -215,11 +215,11 @@ def test_apply_asks_with_the_tree_and_its_users_then_shows_what_changed(tree: Tr
             await pilot.press("r")
             assert not isinstance(app.screen, Confirm)
             await pilot.press("a")
-            assert isinstance(app.screen, Confirm)
+            await until(pilot, lambda: isinstance(app.screen, Confirm))
             assert str(tree.root) in app.screen.question
             assert "demo (ready)" in app.screen.question
             await pilot.press("n", "a", "y")
-            assert app.started == [("patch", "apply", "--python", sys.executable)]
+            await until(pilot, lambda: app.started == [("patch", "apply", "--python", sys.executable)])
             apply_llama(tree)
             on(app).post_message(app.TaskEnded(TaskView(task("patch", "apply"), "done")))
             await until(pilot, lambda: judged_as(app, "applied"))
@@ -228,7 +228,7 @@ def test_apply_asks_with_the_tree_and_its_users_then_shows_what_changed(tree: Tr
             assert f"Difference: {LLAMA}" in text
             assert "+ from sglang._hs import recorder as _hs_recorder" in text
             await pilot.press("r")
-            assert isinstance(app.screen, Confirm)
+            await until(pilot, lambda: isinstance(app.screen, Confirm))
             assert "original" in app.screen.question
 
     run(session())
@@ -293,7 +293,7 @@ def test_a_family_opens_its_routes(tree: Tree) -> None:
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: judged_as(app, "clean"))
             await pilot.press("down", "enter")
-            assert isinstance(app.screen, TextScreen)
+            await until(pilot, lambda: isinstance(app.screen, TextScreen))
             assert "srt/models/qwen2.py" in screen_text(app)
             await pilot.press("escape", "u")
             await pilot.press("v")
@@ -335,12 +335,12 @@ def test_without_a_tree_it_says_so_and_takes_another_interpreter(tree: Tree) -> 
             assert app.started == []
             await until(pilot, lambda: bool(app.servers))
             await pilot.press("t")
-            assert isinstance(app.screen, ChooseTree)
+            await until(pilot, lambda: isinstance(app.screen, ChooseTree))
             assert [choice.python for choice in app.screen.choices] == ["", "/usr/bin/python3"]
             await pilot.press("down", "enter")
             await until(pilot, lambda: judged_as(app, "clean"))
             await pilot.press("v")
-            assert app.started == [("patch", "verify", "--python", "/usr/bin/python3")]
+            await until(pilot, lambda: app.started == [("patch", "verify", "--python", "/usr/bin/python3")])
             await pilot.press("t", "tab", *"/x/py", "enter")
             await until(pilot, lambda: on(app).seen.where == ("--python", "/x/py"))  # type: ignore[union-attr]
 
@@ -369,7 +369,7 @@ def test_a_running_command_is_shown_and_not_started_twice(tree: Tree) -> None:
             assert app.started == []
             assert not isinstance(app.screen, Confirm)
             await pilot.press("u")
-            assert len(app.started) == 1  # it works on a copy
+            await until(pilot, lambda: len(app.started) == 1)
 
     run(session())
 

@@ -374,7 +374,7 @@ def test_a_prompt_is_probed() -> None:
             box = app.screen.query_one(PromptBox)
             assert box.switched("chat")
             await pilot.press("tab", "space")
-            assert (box.switched("chat"), box.switched("ids")) == (False, True)
+            await until(pilot, lambda: (box.switched("chat"), box.switched("ids")) == (False, True))
             app.screen.query_one("#text", Input).value = "1,2"
             await pilot.press("p", "enter")
             await until(pilot, lambda: len(app.started) == 2)
@@ -439,7 +439,7 @@ def test_two_probes_beside_each_other() -> None:
         async with app.run_test(size=(160, 50)) as pilot:
             await until(pilot, lambda: seen(app, "Hello world"))
             await pilot.press("c")
-            assert app.screen is probe_screen(app)
+            await until(pilot, lambda: app.screen is probe_screen(app))
             await pilot.press("m")
             await until(pilot, lambda: probe_screen(app)._last.marked is not None)
             await pilot.press("j")
@@ -501,7 +501,7 @@ def test_hostile_reports_while_the_size_changes(ascii: bool) -> None:
             assert "\x1b" not in screen_text(app)
             assert app.screen.query_one(TensorTable).row_count == 3
             await pilot.press("y", "tab", "j", "y")
-            assert json.loads(app.clipboard)["mean"] is None
+            await until(pilot, lambda: json.loads(app.clipboard)["mean"] is None)
 
     run(check())
 
@@ -556,7 +556,7 @@ def test_read_only_probes_nothing() -> None:
         async with app.run_test(size=(110, 34)) as pilot:
             await until(pilot, lambda: seen(app, "Hello world"))
             await pilot.press("p", "R", "S")
-            assert app.screen.query_one("#text", Input).disabled
+            await until(pilot, lambda: app.screen.query_one("#text", Input).disabled)
             assert app.started == []
 
     run(check())

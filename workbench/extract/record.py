@@ -98,7 +98,7 @@ def load_record(folder: Path) -> RunRecord | None:
     path = folder / RECORD_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunRecord)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise UsageError(f"{path} is not a run's description: {error}", "was it written by this release?") from error

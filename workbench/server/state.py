@@ -41,6 +41,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     patch_hash: str | None = None
     started: float
     """Time of day in seconds."""
+    stopping: float | None = None
+    """Time of day at which its stop was ordered."""
     ready_after: float | None = None
     """Seconds from the start to the first answered request; None until then."""
     schema: int = SCHEMA

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import msgspec
 import psutil
 
 from workbench.errors import ServerError
@@ -39,12 +40,21 @@ def stop(record: ServerRecord, grace_s: float = 10.0) -> Iterator[Stopping | Kil
     began = time.monotonic()
     seen = _family(record)
     if seen:
+        _mark(record)
         yield from _end(record, seen, grace_s)
     _verify_ended(record, seen)
     record.forget()
     _verify_port(record, seen)
     _verify_gpus(record, seen)
     yield Stopped(record.name, time.monotonic() - began)
+
+
+def _mark(record: ServerRecord) -> None:
+    """Tell whoever looks that its end is ordered, and no death."""
+    current = state.load(record.name)
+    if current is not None and (current.pid, current.since_boot) == (record.pid, record.since_boot):
+        with contextlib.suppress(OSError):
+            msgspec.structs.replace(current, stopping=time.time()).save()
 
 
 def stop_orphans(grace_s: float = 10.0) -> Iterator[Stopping | Killing | Stopped]:

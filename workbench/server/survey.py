@@ -14,13 +14,15 @@ from workbench.server.state import ServerRecord
 from workbench.supervision.target import of_record
 
 ASK_TIMEOUT_S = 3.0
+STOP_S = 120.0
+"""A stop that was ordered longer ago has failed."""
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One server.
 
-    `state` is `starting`, `ready`, `silent` (runs, was ready, does not answer), `broken` (runs, but some of the
-    processes that it was ready with are gone) or `dead`.
+    `state` is `starting`, `ready`, `stopping` (its stop was ordered), `silent` (runs, was ready, does not answer),
+    `broken` (runs, but some of the processes that it was ready with are gone) or `dead`.
     """
 
     state: str
@@ -58,6 +60,8 @@ def survey() -> Iterator[ServerStatus]:
 
 
 def _state(record: ServerRecord, lost: tuple[str, ...]) -> str:
+    if record.stopping is not None and time.time() - record.stopping < STOP_S:
+        return "stopping"
     if not state.alive(record):
         return "dead"
     if lost:

@@ -17,6 +17,8 @@ from workbench.supervision.target import Target
 if TYPE_CHECKING:
     import httpx
 
+RARELY_S = 60.0
+"""Seconds between two questions that cost the server something, of one that is watched in passing and well."""
 HEALTH_S = 25.0
 """SGLang answers `/health` within 20 s, whatever the answer."""
 
@@ -28,7 +30,8 @@ class Prober:
         target: The server; it needs a port.
         every_s: Seconds between two rounds.
         generate: Also ask for one token by a streamed request, when `/health` is green. It is asked once a
-            minute, with a request id that the recorder does not keep.
+            minute, with a request id that the recorder does not keep. Without it the server is disturbed as
+            little as can be: SGLang generates a token for each `/health`, so that is asked once a minute, too.
         silence_s: Seconds without a token after which a request counts as silent.
     """
 
@@ -37,7 +40,7 @@ class Prober:
         self.target = target
         self.every_s, self.generate, self.silence_s = every_s, generate, silence_s
         self.latest = PortSample(port=target.port)
-        self._looked = False
+        self._looked = self._without_metrics = False
         self._family: tuple[int, ...] = ()
         self._ask = threading.Event()
         self._end = threading.Event()
@@ -84,10 +87,20 @@ class Prober:
             return
         self._update(model_info=_status(client, "/model_info", 3.0))
         asked = time.monotonic()
-        self._update(health=_status(client, "/health", HEALTH_S), health_at=asked)
-        self._update(server_info=_status(client, "/server_info", 3.0), tokens=_tokens(client))
+        if self.generate or not self._well(asked):
+            self._update(health=_status(client, "/health", HEALTH_S), health_at=asked)
+            self._update(server_info=_status(client, "/server_info", 3.0))
+        if not self._without_metrics:
+            self._update(tokens=_tokens(client))
+            self._without_metrics = self.latest.health == 200 and self.latest.tokens is None
         if self.generate and self.latest.health == 200:
             self._ask.set()
+
+    def _well(self, now: float) -> bool:
+        """Whether it answered all not long ago and answers now."""
+        seen = self.latest
+        fresh = seen.health_at is not None and now - seen.health_at < RARELY_S
+        return seen.health == 200 and seen.server_info == 200 and seen.model_info == 200 and fresh
 
     def _find_owner(self) -> None:
         """Looked for rarely: it reads the open files of every process."""

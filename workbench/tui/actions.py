@@ -67,7 +67,7 @@ ACTIONS = (
     Action("patches.revert", "r", "revert", "Give every file its original bytes back.", changes=True),
     Action("patches.layout", "s", "sides", "Show the difference side by side, or as one text."),
     Action("patches.support", "u", "support", "Try which family works by which route, on a copy."),
-    Action("patches.lines", "i", "lines", "Show the inserted lines, or the difference again."),
+    Action("patches.lines", "i", "lines", "Show the inserted lines, or the difference again.", shown=False),
     Action("patches.tree", "t", "tree", "Choose the interpreter whose SGLang is looked at.", shown=False),
     Action("patches.search", "slash", "filter", "Filter the inserted lines."),
     Action("probe.prompt", "p", "prompt", "Write a prompt and probe it.", changes=True),

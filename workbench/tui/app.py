@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import shlex
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ OURS = Theme(
 
 PROVIDERS: set[type[Provider] | Callable[[], type[Provider]]] = {Actions}
 
+LONGEST_COMMAND = 110
 SETTLED_S = 3.0
 """After so long the first mode is drawn."""
 STYLES = Path(__file__).with_name("app.tcss")
@@ -79,6 +81,7 @@ class WorkbenchApp(App[int]):
         *bindings_of(""),
         *(Binding(mode.key, f"go('{mode.name}')", mode.title, show=False) for mode in actions.MODES),
         Binding("ctrl+q", "do('leave')", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False),
     ]
 
     servers: reactive[tuple[ServerStatus, ...] | Failed | None] = reactive(None, init=False)
@@ -160,16 +163,21 @@ class WorkbenchApp(App[int]):
                 self.screen_stack[0].post_message(self.TaskEnded(view))
 
     def _tell_end(self, view: TaskView) -> None:
-        command = f"hsbench {' '.join(view.task.argv)}"[:120]
+        command = _typed(view.task.argv)
         if view.state == "done":
             self.notify(f"done: {command}")
             return
         why = next((line for line in view.task.narration(8) if line.startswith("hsbench: ")), view.state)
         self.complain(f"{command}\n{why.removeprefix('hsbench: ')}", "", seconds=12)
 
-    def run_command(self, argv: Sequence[str]) -> Task | None:
-        """Start `hsbench` with these arguments as a task of its own; None when that is refused."""
-        if self.readonly:
+    def run_command(self, argv: Sequence[str], *, reads: bool = False) -> Task | None:
+        """Start `hsbench` with these arguments as a task of its own; None when that is refused.
+
+        Args:
+            argv: What follows the word `hsbench`.
+            reads: It changes nothing but its own folder, and is not refused under --readonly.
+        """
+        if self.readonly and not reads:
             self.complain("the app is read-only", "start it without --readonly")
             return None
         try:
@@ -178,7 +186,7 @@ class WorkbenchApp(App[int]):
             self.complain(error.message, error.next_step)
             return None
         self._awaited.add(task.id)
-        self.notify(f"$ hsbench {' '.join(task.argv)}"[:200], timeout=4)
+        self.notify(f"$ {_typed(task.argv)}", timeout=4)
         self._poller.wake()
         return task
 
@@ -250,6 +258,10 @@ class WorkbenchApp(App[int]):
         if mode is not None:
             self.push_screen(TextScreen("Keys", help_of(mode.MODE, self.config.keys)))
 
+    def action_help_quit(self) -> None:
+        """Ctrl+C with nothing to copy."""
+        self.notify("q leaves; ctrl+c copies what the mouse selected", timeout=3)
+
     def do_palette(self) -> None:
         """Every action by name."""
         self.action_command_palette()
@@ -298,6 +310,12 @@ class WorkbenchApp(App[int]):
             self.exit(return_code=0)
             return
         self.push_screen(Leave(lines), lambda yes: self.exit(return_code=0) if yes else None)
+
+
+def _typed(argv: Sequence[str]) -> str:
+    """A command as it would be typed, cut to what a message has room for."""
+    text = f"hsbench {shlex.join(argv)}"
+    return text if len(text) <= LONGEST_COMMAND else f"{text[:LONGEST_COMMAND]} ..."
 
 
 def calm_collector() -> None:

@@ -12,7 +12,9 @@
     "server.stop" = "ctrl+x"
 """
 
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,10 @@ import platformdirs
 
 from workbench.errors import UsageError
 from workbench.paths import APP
-from workbench.tui.actions import BY_ID
+from workbench.tui.actions import BY_ID, MODES, of_mode
+
+_KEY = re.compile(r"(?:(?:ctrl|shift|alt)\+)*(?:\S|[a-z][a-z0-9_]+)")
+"""As textual names keys: a letter or a name, after modifiers."""
 
 
 class AppSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,10 +76,26 @@ def load(paths: tuple[Path, ...] | None = None) -> Config:
         raise UsageError(
             f"the app's settings: {error}", f"known: {', '.join(AppSettings.__struct_fields__)}"
         ) from error
-    for name in config.keys:
-        if name not in BY_ID:
-            raise UsageError(f"[keys] names no action {name!r}", "the palette (:) and docs/app.md list the actions")
+    _check_keys(config.keys)
     return config
+
+
+def _check_keys(keys: Mapping[str, str]) -> None:
+    """Raise UsageError for what names no action or no key, or would take a key from another action of its view."""
+    for name, key in keys.items():
+        if name not in BY_ID:
+            raise UsageError(
+                f"[keys] names no action {name!r}", f"such as {', '.join(list(BY_ID)[:4])}; see docs/app.md"
+            )
+        if not _KEY.fullmatch(key):
+            raise UsageError(f"[keys] {name} = {key!r} is no key", "such as x, X, f5, ctrl+x or question_mark")
+    for mode in MODES:
+        taken = {one.key: f"mode {one.name}" for one in MODES}
+        for action in (*of_mode(""), *of_mode(mode.name)):
+            key = keys.get(action.id, action.key)
+            if key in taken:
+                raise UsageError(f"[keys] {key!r} is for {action.id} and for {taken[key]}", "give one of them another")
+            taken[key] = action.id
 
 
 def _read(path: Path) -> dict[str, object]:

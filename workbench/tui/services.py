@@ -29,7 +29,8 @@ class Surroundings(NamedTuple):
 class SurroundingsSource:
     """Looks at servers and tasks."""
 
-    every_s = 1.5
+    every_s = 2.5
+    """Each look asks each server, which writes a line into its log."""
 
     def collect(self) -> Surroundings:
         """One look; asks each server whether it answers."""

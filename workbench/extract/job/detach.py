@@ -13,6 +13,8 @@ from workbench.errors import HsbenchError, ServerError
 from workbench.exitcodes import ExitCode
 from workbench.extract.job.events import Ended, JobEvent, Progress
 from workbench.extract.job.files import JobFiles, Request, recent
+from workbench.extract.job.preflight import refuse_used_folder
+from workbench.extract.record import load_record
 from workbench.server import processes
 from workbench.server.log import tail
 
@@ -32,8 +34,10 @@ def ask(files: JobFiles, request: Request) -> None:
     """Keep the request for the process that will do the job.
 
     Raises:
-        UsageError: a job runs there already, or the folder cannot be written.
+        UsageError: a job runs there already, or the folder cannot be written, or holds what is not ours.
     """
+    if load_record(files.out) is None:
+        refuse_used_folder(files.out)  # before anything is put there
     with files.locked():
         files.save_request(request)
 

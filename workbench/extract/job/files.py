@@ -124,8 +124,17 @@ class JobFiles:
         replace_bytes(self.folder / "server.json", msgspec.json.format(msgspec.json.encode(record)))
 
     def make(self) -> None:
-        """The folder, for its owner only: flags may hold secrets."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """The folder, for its owner only: flags may hold secrets.
+
+        Raises:
+            UsageError: it cannot be made.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make {self.folder}: {error.strerror or error}", "name another --out, or make room"
+            ) from error
 
     def save(self, job: JobFile) -> None:
         """Replace `job.json`."""

@@ -9,6 +9,14 @@ from textual.screen import ModalScreen
 
 from workbench.tui.widgets.plain import Plain
 
+LONGEST = 400
+"""Letters of a question; a command may hold a whole prompt, and the keys must stay in sight."""
+
+
+def shortened(text: str) -> str:
+    """The beginning and the end of a long text."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+
 
 class Confirm(ModalScreen[bool]):
     """Answered with y or n; Enter is no answer, since it is pressed by habit.
@@ -31,9 +39,9 @@ class Confirm(ModalScreen[bool]):
         """The question, and its keys."""
         with Vertical(classes="dialog-box") as box:
             box.border_title = "Sure?"
-            yield Plain(self.question, classes="question")
+            yield Plain(shortened(self.question), classes="question")
             if self.details:
-                yield Plain(self.details, classes="details")
+                yield Plain(shortened(self.details), classes="details")
             yield Plain("y yes   n no", classes="keys")
 
     def action_answer(self, yes: bool) -> None:

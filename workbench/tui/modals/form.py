@@ -47,6 +47,9 @@ class CommandForm(ModalScreen[tuple[str, ...] | None]):
     BINDINGS: ClassVar = [
         Binding("escape", "cancel", "cancel"),
         Binding("ctrl+r", "go", "run"),
+        # At once, so that letters typed right after it go to the next field.
+        Binding("tab", "app.focus_next", show=False, priority=True),
+        Binding("shift+tab", "app.focus_previous", show=False, priority=True),
     ]
 
     def __init__(self, title: str, command: Sequence[str], fields: Sequence[Field]) -> None:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from textual import events
 from textual.app import ComposeResult
 from textual.css.query import NoMatches
 from textual.message import Message
@@ -152,6 +153,14 @@ class ModeScreen(Screen[None]):
         """What is asked before it is done; empty asks nothing."""
         return ""
 
+    def on_key(self, event: events.Key) -> None:
+        """A key whose action cannot be done now says why; the footer shows it by brightness alone."""
+        keymap = self.bench.config.keys
+        for action in of_mode(self.MODE):
+            if event.key == keymap.get(action.id, action.key) and (why := self.why_not(action)):
+                event.stop()
+                self.app.notify(f"{action.label}: {why}", severity="warning", timeout=3)
+
     def action_do(self, name: str) -> None:
         """Do an action of this mode."""
         action = BY_ID[name]
@@ -188,7 +197,7 @@ class ModeScreen(Screen[None]):
     def hold(self) -> None:
         """Hold the picture still, or let it go on with the newest snapshot."""
         self.holding = not self.holding
-        self.app.notify("held still; space goes on" if self.holding else "goes on", timeout=2)
+        self.query_one(TopLine).mark("HELD" if self.holding else "")
         if not self.holding and self._held is not None:
             self.snapshot, self._held = self._held, None
 

@@ -247,8 +247,8 @@ class ExtractionScreen(ModeScreen):
         self.app.push_screen(CommandForm("Make a data set", ("extract",), FIELDS), self._begun)
 
     def _begun(self, argv: tuple[str, ...] | None) -> None:
-        if argv is not None:
-            self.bench.run_command(argv)
+        if argv is not None and self.bench.run_command(argv) is not None:
+            self.runs.chosen = str(Path(argv[argv.index("--out") + 1]).absolute())
 
     def do_attach(self) -> None:
         """Ask for the folder."""
@@ -286,7 +286,7 @@ class ExtractionScreen(ModeScreen):
         assert detail is not None
         assert detail.view is not None
         partial_run = () if detail.view.state == "done" else ("--partial",)
-        task = self.bench.run_command(("verify", detail.folder, *partial_run, "--json"))
+        task = self.bench.run_command(("verify", detail.folder, *partial_run, "--json"), reads=True)
         if task is not None:
             self._audits[task.id] = detail.folder
 

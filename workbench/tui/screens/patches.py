@@ -262,7 +262,7 @@ class PatchesScreen(ModeScreen):
 
     def _patch(self, verb: str, *options: str) -> None:
         assert self.seen is not None
-        self.bench.run_command(("patch", verb, *options, *self.seen.where))
+        self.bench.run_command(("patch", verb, *options, *self.seen.where), reads=verb in ("verify", "support"))
 
     def do_apply(self) -> None:
         """Hook the recorder in."""

@@ -16,7 +16,7 @@ from textual.widgets import DataTable
 from workbench.server.specs import DEFAULT_NAME
 from workbench.server.survey import ServerStatus
 from workbench.tui.bindings import bindings_of
-from workbench.tui.glyphs import is_ascii
+from workbench.tui.glyphs import is_ascii, plain
 from workbench.tui.modals.text import TextScreen
 from workbench.tui.screens.base import ModeScreen
 from workbench.tui.services import TaskView
@@ -204,6 +204,8 @@ class ServerScreen(ModeScreen):
             panel.say("Launch", launch_text(launch, 5), "busy" if launch.state == "running" else "bad")
         elif self.status is None:
             panel.say("Verdict", Text(NONE))
+        elif self.status.state == "stopping":
+            panel.say("Verdict", Text(f"{plain(self.status.server.name)} is being stopped."), "busy")
         else:
             panel.tell(self._view, self._note())
 

@@ -305,7 +305,16 @@ class LogPane(ScrollView, can_focus=True):
         number = self.present()
         if number is not None:
             self._anchor = number
+            self._show_words(number)
             self.show_line(number)
+
+    def _show_words(self, number: int) -> None:
+        """Scroll sideways to the words, if they lie outside."""
+        words = self.found.words if self.found else ""
+        line = self.line(number)
+        at = line.lower().find(words.lower()) if words == words.lower() else line.find(words)
+        if at >= 0 and not self.left <= at <= self.left + self.size.width - len(words) - 1:
+            self.left = 0 if at + len(words) < self.size.width else max(0, at - self.size.width // 3)
 
     def present(self) -> int | None:
         """The line of the present hit."""

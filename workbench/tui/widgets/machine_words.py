@@ -36,6 +36,7 @@ LEVELS: dict[str, Level] = {
     "ready": "good",
     "running": "busy",
     "starting": "busy",
+    "stopping": "busy",
     "preflight": "busy",
     "finishing": "busy",
     "restarting": "warn",

@@ -6,7 +6,7 @@ from rich.text import Text
 from textual.containers import Container
 from textual.content import Content
 
-from workbench.tui.glyphs import plain
+from workbench.tui.glyphs import is_ascii, plain
 
 
 class Panel(Container):
@@ -22,6 +22,9 @@ class Panel(Container):
         if (title, below) == self._names:
             return
         self._names = (title, below)
+        room = self.size.width - 6
+        if is_ascii() and 0 < room < len(title):
+            title = title[:room]  # cut by textual it would end in a sign outside ASCII
         self.border_title = Content(plain(title))
         self.border_subtitle = Content(plain(below))
 

@@ -83,7 +83,11 @@ def _table(one: ProbeReport, other: ProbeReport, narrow: bool) -> Table:
     labels = FEW if narrow else COLUMNS
     for label in labels:
         table.add_column(
-            Text(label), justify="left" if label in ("tensor", "shape") else "right", no_wrap=label == "shape"
+            Text(label),
+            justify="left" if label in ("tensor", "shape") else "right",
+            no_wrap=label == "shape",
+            overflow="fold",
+            min_width=0 if label in ("tensor", "block", "shape") else 9,
         )
     mine, theirs = _by_name(one.tensors), _by_name(other.tensors)
     count = shared(one.tokens, other.tokens)

@@ -53,6 +53,22 @@ class Toggle(Plain, can_focus=True):
         self.action_flip()
 
 
+class PromptInput(Input):
+    """One line; of several that are pasted none is lost."""
+
+    def _on_paste(self, event: events.Paste) -> None:
+        """The library's own way keeps the first line and says nothing."""
+        lines = event.text.splitlines()
+        if len(lines) > 1:
+            self.app.notify(
+                f"{len(lines)} lines were joined by blanks; hsbench probe takes line breaks as they are",
+                severity="warning",
+            )
+        self.insert_text_at_cursor(" ".join(lines))
+        event.prevent_default()
+        event.stop()
+
+
 class PromptBox(Horizontal):
     """The prompt at the left, the tokens at the right where there is room."""
 
@@ -75,7 +91,7 @@ class PromptBox(Horizontal):
     def compose(self) -> ComposeResult:
         """The box and its switches; the tokens."""
         with Panel(title="Prompt", id="prompt"):
-            yield Input(placeholder="p, then a prompt; enter probes it", id="text")
+            yield PromptInput(placeholder="p, then a prompt; enter probes it", id="text")
             with Horizontal(id="switches"):
                 yield Toggle("chat turn", id="chat")
                 yield Toggle("token ids", id="ids")

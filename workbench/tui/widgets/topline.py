@@ -15,7 +15,14 @@ from workbench.tui.glyphs import Level
 from workbench.tui.source import Failed
 from workbench.tui.widgets.plain import Plain
 
-LEVELS: dict[str, Level] = {"ready": "good", "starting": "busy", "silent": "warn", "broken": "bad", "dead": "bad"}
+LEVELS: dict[str, Level] = {
+    "ready": "good",
+    "starting": "busy",
+    "stopping": "busy",
+    "silent": "warn",
+    "broken": "bad",
+    "dead": "bad",
+}
 NARROW = 100
 
 
@@ -51,6 +58,7 @@ class TopLine(Horizontal):
     TopLine > .mode-name { width: auto; padding: 0 1 0 0; color: $text-muted; }
     TopLine > .mode-name.current { color: $text; text-style: bold reverse; padding: 0; margin: 0 1 0 0; }
     TopLine > #brand { width: auto; padding: 0 1; text-style: bold; color: $accent; }
+    TopLine > #mark { width: auto; color: $warning; text-style: bold; }
     TopLine > #truth { width: 1fr; text-align: right; padding: 0 1; }
     """
 
@@ -64,12 +72,22 @@ class TopLine(Horizontal):
         yield Plain("hsbench", id="brand")
         for mode in MODES:
             yield ModeName(mode.name, f"{mode.key} {mode.title}", mode.name == self.current)
+        yield Plain(id="mark")
         yield Plain(id="truth")
 
     def show(self, servers: tuple[ServerStatus, ...] | Failed | None) -> None:
         """Tell how the servers are."""
         self._servers = servers
         self.query_one("#truth", Plain).show(self._truth())
+
+    def on_mount(self) -> None:
+        """What holds for as long as the app is open."""
+        self.mark("")
+
+    def mark(self, word: str) -> None:
+        """Say in a word how the view is held; read-only stands there for as long as the app is open."""
+        readonly = "READ-ONLY" if getattr(self.app, "readonly", False) else ""
+        self.query_one("#mark", Plain).show(Text(" ".join(part for part in (readonly, word) if part)))
 
     def on_resize(self) -> None:
         """A narrow line says less."""
