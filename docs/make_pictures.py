@@ -105,7 +105,7 @@ def main() -> None:
         with server(folder):
             work(folder)
             asyncio.run(pictures(options.out.absolute()))
-            hsbench("job", "stop", str(folder / "states"))
+            subprocess.run([*HSBENCH, "job", "stop", str(folder / "states")], check=False, capture_output=True)
 
 
 if __name__ == "__main__":
