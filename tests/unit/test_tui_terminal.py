@@ -45,6 +45,15 @@ def test_ctrl_c_loses_nothing_and_q_leaves(env: dict[str, str]) -> None:
         assert terminal.is_restored()
 
 
+def test_what_is_typed_ahead_reaches_the_mode_that_is_gone_to(env: dict[str, str]) -> None:
+    with Terminal(APP, env, (100, 30)) as terminal:
+        terminal.wait_for("no server")
+        terminal.child.send("3p")
+        terminal.look(2.0)
+        terminal.press("Hello 16")
+        terminal.wait_for("Hello 16")
+
+
 def test_no_color_means_none(env: dict[str, str]) -> None:
     with Terminal(APP, {**env, "NO_COLOR": "1"}) as terminal:
         shown = terminal.wait_for("no server")

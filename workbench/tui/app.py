@@ -17,6 +17,7 @@ from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.reactive import reactive
 from textual.theme import Theme
+from textual.widgets import Input
 
 from workbench.errors import HsbenchError
 from workbench.paths import state_dir
@@ -79,7 +80,8 @@ class WorkbenchApp(App[int]):
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar = [
         *bindings_of(""),
-        *(Binding(mode.key, f"go('{mode.name}')", mode.title, show=False) for mode in actions.MODES),
+        # Done before the next key is handed on, so that what is typed ahead reaches the mode that is gone to.
+        *(Binding(mode.key, f"go('{mode.name}')", mode.title, show=False, priority=True) for mode in actions.MODES),
         Binding("ctrl+q", "do('leave')", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False),
     ]
@@ -215,6 +217,12 @@ class WorkbenchApp(App[int]):
         self.notify(f"{message}{step}", severity="error", timeout=seconds)
 
     # Actions
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A digit that is typed into a field, or meant for what lies over a mode, is a digit."""
+        if action == "go":
+            return len(self.screen_stack) == 1 and not isinstance(self.focused, Input)
+        return super().check_action(action, parameters)
 
     async def action_go(self, mode: str) -> None:
         """Go to a mode."""

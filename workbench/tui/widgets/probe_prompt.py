@@ -111,7 +111,8 @@ class PromptBox(Horizontal):
 
     def write(self) -> None:
         """Give the box the keys."""
-        self.query_one("#text", Input).focus()
+        # At once, not at the next turn of the loop: what is typed right after it is meant for the box.
+        self.screen.set_focus(self.query_one("#text", Input))
 
     def say_where(self, words: str) -> None:
         """Which server a probe goes to."""

@@ -29,7 +29,7 @@ class SearchBar(Input):
         """Show it and type into it."""
         self.disabled = False
         self.add_class("open")
-        self.focus()
+        self.screen.set_focus(self)
 
     def leave(self) -> bool:
         """Close it and forget the words; False when it was closed already."""
