@@ -81,5 +81,5 @@ def test_launch_probe_extract_leave_and_come_back(desk: Command, tmp_path: Path)
         terminal.press("q")
         assert terminal.exit_code() == 0
     verdict = desk.json("verify", str(states), "--all")
-    assert verdict["verdict"] == "green", verdict
+    assert verdict["verdict"] == "ok", verdict
     assert json.loads(desk.ok("watch", str(states), "--once", "--json"))["written"] == ROWS
