@@ -110,9 +110,7 @@ class WorkbenchApp(App[int]):
         self.readonly = self.config.app.readonly
         glyphs.set_ascii(self.config.app.ascii)
         asciilook.scroll_bars(self.config.app.ascii)
-        self._poller = Poller(
-            self.services.surroundings(), lambda told: self.post_message(self.Surveyed(told)) and None
-        )
+        self._poller = Poller(self.services.surroundings(), lambda told: self.post_message(self.Surveyed(told)))
         self._awaited: set[str] = set()
 
     def on_mount(self) -> None:

@@ -72,7 +72,7 @@ class BenchScreen(ModeScreen):
     def __init__(self) -> None:
         super().__init__()
         self.marked: str | None = None
-        self._filter = self._said = self._below = ""
+        self._filter = ""
         self._entries: dict[str, Entry] = {}
 
     def body(self) -> ComposeResult:
@@ -99,9 +99,7 @@ class BenchScreen(ModeScreen):
         self.query_one("#entries", RowTable).show([entry_row(entry, self.marked) for entry in shown])
         below = f"{len(shown)} of {len(self._entries)}" if self._filter else f"{len(shown)}"
         below += f", {left_out} older" if left_out else ""
-        if below != self._below:
-            self._below = below
-            self.query_one("#entries-panel", Panel).name_it("runs and sweeps", below)
+        self.query_one("#entries-panel", Panel).name_it("runs and sweeps", below)
 
     def _show_detail(self, detail: RunDetail | SweepDetail | Unreadable | None, any_kept: bool) -> None:
         switcher = self.query_one("#bench-detail", ContentSwitcher)
@@ -115,9 +113,7 @@ class BenchScreen(ModeScreen):
         else:
             switcher.current = "bench-none"
             said = detail.why if detail is not None else ("" if any_kept else EMPTY)
-            if said != self._said:
-                self._said = said
-                self.query_one("#bench-said", Plain).show(said)
+            self.query_one("#bench-said", Plain).show(said)
 
     @on(DataTable.RowHighlighted, "#entries")
     def _entry_chosen(self, event: DataTable.RowHighlighted) -> None:

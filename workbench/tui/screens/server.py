@@ -89,7 +89,6 @@ class ServerScreen(ModeScreen):
         self._wanted = ""
         self._diagnoses: dict[str, str] = {}
         self._view = ServerView()
-        self._names: dict[str, tuple[str, str]] = {}
 
     def body(self) -> ComposeResult:
         """Panels."""
@@ -225,13 +224,7 @@ class ServerScreen(ModeScreen):
     def _name_log(self) -> None:
         pane = self.query_one("#log", LogPane)
         stopped = pane.path is not None and self.status is None and self.launch is None
-        self._retitle("#log-panel", log_title(self._view, pane, stopped), log_state(pane))
-
-    def _retitle(self, panel: str, title: str, below: str = "") -> None:
-        """A border is drawn again only for other words."""
-        if self._names.get(panel) != (title, below):
-            self._names[panel] = title, below
-            self.query_one(panel, Panel).name_it(title, below)
+        self.query_one("#log-panel", Panel).name_it(log_title(self._view, pane, stopped), log_state(pane))
 
     def on_log_pane_moved(self, event: LogPane.Moved) -> None:
         """The title tells where in the log one is."""
@@ -241,14 +234,14 @@ class ServerScreen(ModeScreen):
     def _draw_rest(self) -> None:
         view, phases = self._view, self.query_one("#phases", Block)
         phases.show(phases_text(view, phases.size.width) if view.phases else Text(""))
-        self._retitle("#phases-panel", "Milestones", summary(view) if view.phases else "")
+        self.query_one("#phases-panel", Panel).name_it("Milestones", summary(view) if view.phases else "")
         machine = self.query_one("#machine", Block)
         machine.show(machine_text(view, machine.size.width))
         if self.has_class("-short"):
             return
         self.query_one("#processes", RowTable).show(list(process_table(view.processes)))
         count = f" {'-' if is_ascii() else '·'} {len(view.processes)}" if view.processes else ""
-        self._retitle("#processes-panel", f"Processes{count}")
+        self.query_one("#processes-panel", Panel).name_it(f"Processes{count}")
 
     # Actions
 

@@ -16,6 +16,7 @@ from workbench.tui.glyphs import Level
 from workbench.tui.sources.machine import Detail, JobView, Report, Room, Snapshot, Vitals
 from workbench.tui.widgets.plain import pairs
 from workbench.tui.widgets.table import Column, Row
+from workbench.tui.widgets.topline import LEVELS as SERVER_LEVELS
 
 WHAT = 24
 """Columns of what a job does."""
@@ -32,16 +33,13 @@ COLUMNS = (
 """Their widths hold the blanks between them. All but the last fit into 80 columns."""
 BEFORE_LAST = sum(column.width or 0 for column in COLUMNS[:-1])
 LEVELS: dict[str, Level] = {
+    **SERVER_LEVELS,
     "done": "good",
-    "ready": "good",
     "running": "busy",
-    "starting": "busy",
-    "stopping": "busy",
     "preflight": "busy",
     "finishing": "busy",
     "restarting": "warn",
     "paused": "warn",
-    "silent": "warn",
     "stopped": "off",
 }
 FINDING: dict[str, Level] = {"ok": "good", "note": "warn", "problem": "bad"}

@@ -44,7 +44,6 @@ class VerdictPanel(Panel):
     def __init__(self, **how: str) -> None:
         super().__init__(title="Verdict", **how)
         self._key, self._lines = "", 0
-        self._named = "", ""
 
     def compose(self) -> ComposeResult:
         """The text."""
@@ -61,12 +60,7 @@ class VerdictPanel(Panel):
     def say(self, title: str, text: Text, level: Level = "off", note: str = "") -> None:
         """Show other words."""
         self._put(text, title, level)
-        self._retitle(title, note)
-
-    def _retitle(self, title: str, note: str) -> None:
-        if (title, note) != self._named:
-            self._named = title, note
-            self.name_it(title, note)
+        self.name_it(title, note)
 
     def _put(self, text: Text, key: str, level: Level) -> None:
         if key != self._key:
