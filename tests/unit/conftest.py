@@ -1,5 +1,7 @@
 """Fixtures shared by the unit tests."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +22,17 @@ def dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in (("_started", False), ("_recorder", None), ("_route", None)):
         monkeypatch.setattr(recorder, name, value)
     return tmp_path / "dump"
+
+
+@pytest.fixture(autouse=True)
+def _the_app_draws_as_at_first() -> Iterator[None]:
+    """An app sets how its process draws; the next test must not find that."""
+    yield
+    if "workbench.tui.glyphs" in sys.modules:
+        from workbench.tui import glyphs
+
+        glyphs.set_ascii(False)
+    if "workbench.tui.asciilook" in sys.modules:
+        from workbench.tui import asciilook
+
+        asciilook.scroll_bars(False)
