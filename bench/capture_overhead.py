@@ -2,14 +2,18 @@
 
 Starts three servers of the same model and flags side by side, `bare` (records nothing), `recorder`, and `plain` (copies
 and saves inside the forward pass, one request at a time: what one would write first), and drives them one at a time,
-in alternating blocks. Then it runs `hsbench extract` on the recording server, and measures what the output disk takes
-by itself. Prints ratios with 95 % intervals over the rounds; everything goes into a JSON file too.
+in alternating blocks, for each prompt length. Then it runs `hsbench extract` on the recording server, measures what the
+host takes by itself (disk, dump folder, copies from the GPU), and compares a few requests alone, in a batch and with a
+float32 reference. Prints ratios with 95 % intervals over the rounds; everything goes into a JSON file too.
 
-On the CPU: ``python -m bench.capture_overhead --length 128 --concurrency 4 --block 10 --rounds 3``.
+On the CPU: ``python -m bench.capture_overhead --length 128 --concurrency 4 --block 10 --rounds 3``. With `--shape`, a
+random checkpoint of a large model's shape is made in `--work` first. Two such runs may share a host with two GPUs:
+`--lock FILE` lets one measure while the other waits.
 """
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -19,13 +23,16 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
+from bench import capture_safety
+from bench.gpu_check import SHAPES
+from bench.host_rates import host_rates
 from bench.prefill_load import Load, interval
 from workbench.extract.job.arrivals import Arrivals
 from workbench.probe.evidence import read_json
@@ -73,8 +80,8 @@ class Server:
         subprocess.run([*HSBENCH, "stop", f"overhead-{self.name}"], capture_output=True, check=False)
         shutil.rmtree(self.dumps, ignore_errors=True)
 
-    def block(self) -> dict[str, Any]:
-        """One stretch of load, with the recorder's counters and the server's memory."""
+    def block(self, length: int) -> dict[str, Any]:
+        """One stretch of load of prompts of `length` tokens, with the recorder's counters and the server's memory."""
         record = state.find_record(f"overhead-{self.name}")
         if self.name != "bare" and self.arrivals is None:
             self.arrivals = Arrivals(self.dumps, "hs-load-")  # nobody waits for these dumps: it removes them
@@ -83,7 +90,7 @@ class Server:
         with SglangClient(record.url) as client:
             load = Load(
                 client,
-                length=self.options.length,
+                length=length,
                 concurrency=concurrency,
                 vocabulary=self.options.vocabulary,
                 # On a CPU a pass is logged when the next one is put together, so the rate in the line means nothing.
@@ -96,6 +103,7 @@ class Server:
         family = processes.family(record.pid, record.since_boot)
         return {
             "variant": self.name,
+            "length": length,
             **msgspec.to_builtins(found),
             "recorded_bytes": after.get("bytes", 0) - before.get("bytes", 0),
             "engine_share": (after.get("engine_us", 0) - before.get("engine_us", 0))
@@ -128,34 +136,13 @@ def _rss(process: psutil.Process) -> int:
     return 0
 
 
-def disk_rate(folder: Path, nbytes: int, threads: int) -> float:
-    """Bytes a second that the disk takes: files of 64 MiB, each synced, as many at a time as the job writes."""
-    piece = bytes(64 << 20)
-    count = max(threads, nbytes // len(piece))
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def write(number: int) -> None:
-        path = folder / str(number)
-        with open(path, "wb") as file:
-            file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-
-    began = time.monotonic()
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(write, range(count)))
-    rate = count * len(piece) / (time.monotonic() - began)
-    shutil.rmtree(folder)
-    return rate
-
-
 def extraction(options: argparse.Namespace, server: Server) -> dict[str, Any]:
     """`hsbench extract` of random rows on the recording server: its own counts, and its wall time."""
     source = options.out.with_suffix(".rows.jsonl")
     chance = random.Random(5)
     with open(source, "w", encoding="utf-8") as file:
         for _ in range(options.samples):
-            ids = [chance.randrange(5, options.vocabulary) for _ in range(options.length)]
+            ids = [chance.randrange(5, options.vocabulary) for _ in range(options.length[0])]
             file.write(json.dumps({"input_ids": ids}) + "\n")
     if server.arrivals is not None:
         server.arrivals.close()
@@ -163,7 +150,10 @@ def extraction(options: argparse.Namespace, server: Server) -> dict[str, Any]:
     command = [*HSBENCH, "extract", str(source), "--out", str(options.data), "--name", f"overhead-{server.name}"]
     command += ["--foreground", "--json", "--baseline", "0", "--concurrency", str(options.concurrency)]
     command += ["--min-free", "0.1", *(["--writers", str(options.writers)] if options.writers else [])]
+    before = psutil.disk_io_counters()
     done = subprocess.run(command, env=options.env, capture_output=True, text=True, check=False)
+    os.sync()
+    after = psutil.disk_io_counters()
     events = [json.loads(line) for line in done.stdout.splitlines()]
     pictures = [event for event in events if event.get("type") == "Progress" and event["tokens_here"]]
     if done.returncode or not pictures:
@@ -177,6 +167,9 @@ def extraction(options: argparse.Namespace, server: Server) -> dict[str, Any]:
         "tok_s": last["tokens_here"] / last["seconds_here"],
         "gb_s": last["bytes_here"] / last["seconds_here"] / 1e9,
         "steady_tok_s": _steady(pictures),
+        "disk_bytes_per_byte": (after.write_bytes - before.write_bytes) / last["bytes_here"]
+        if before and after
+        else None,
         "pictures": [[p["seconds_here"], p["tokens_here"], p["in_flight"], p["waiting_bytes"]] for p in pictures],
     }
 
@@ -191,33 +184,66 @@ def _steady(pictures: list[dict[str, Any]]) -> float | None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Start, alternate, extract, stop."""
+    """Start, alternate, extract, check, stop."""
     servers = {name: Server(name, options) for name in options.variants}
     options_text = {name: str(value) for name, value in vars(options).items() if name != "env"}
     found: dict[str, Any] = {"options": options_text, "blocks": []}
     try:
         _start_all(list(servers.values()), options.together)
-        for number in range(options.rounds):
-            order = [name for name in ("bare", "recorder") if name in servers]
-            for name in order if number % 2 == 0 else order[::-1]:
-                _add_block(found, options, number, servers[name])
-            if number == 0 and options.samples:
-                threads = options.writers or psutil.cpu_count() or 1
-                found["extraction"] = extraction(options, servers["recorder"])
-                found["disk_bytes_s"] = disk_rate(options.data.with_name("disk"), options.disk_bytes, threads)
+        for length in options.length:
+            _rounds(found, options, servers, length)
         if "plain" in servers:
-            _add_block(found, options, 0, servers["plain"])
+            _add_block(found, options, 0, servers["plain"], options.length[0])
+        if options.samples:
+            with _alone(options):
+                found["extraction"] = extraction(options, servers["recorder"])
+                found["host"] = host_rates(options.data, options.dumps, options.disk_bytes, options.writers)
+        if not options.no_checks and "recorder" in servers:
+            _check(found, options, servers)
     finally:
-        options.out.write_text(json.dumps(found, indent=1))
+        _keep(found, options)
         for server in servers.values():
             server.stop()
     return found
 
 
-def _add_block(found: dict[str, Any], options: argparse.Namespace, number: int, server: Server) -> None:
-    found["blocks"].append({"round": number, **server.block()})
-    options.out.write_text(json.dumps(found, indent=1))
+def _rounds(found: dict[str, Any], options: argparse.Namespace, servers: dict[str, Server], length: int) -> None:
+    order = [name for name in ("bare", "recorder") if name in servers]
+    for number in range(options.rounds):
+        for name in order if number % 2 == 0 else order[::-1]:
+            _add_block(found, options, number, servers[name], length)
+
+
+def _add_block(found: dict[str, Any], options: argparse.Namespace, number: int, server: Server, length: int) -> None:
+    with _alone(options):
+        found["blocks"].append({"round": number, **server.block(length)})
+    _keep(found, options)
     _say(found["blocks"][-1])
+
+
+def _check(found: dict[str, Any], options: argparse.Namespace, servers: dict[str, Server]) -> None:
+    for name, server in servers.items():
+        if name != "recorder":
+            server.stop()  # the reference needs their memory
+    record = state.find_record("overhead-recorder")
+    found["checks"] = capture_safety.check(
+        record.name, Path(record.model), options.vocabulary, "cuda" if record.device == "cuda" else "cpu"
+    )
+
+
+def _keep(found: dict[str, Any], options: argparse.Namespace) -> None:
+    options.out.write_text(json.dumps(found, indent=1))
+
+
+@contextlib.contextmanager
+def _alone(options: argparse.Namespace) -> Iterator[None]:
+    """The host to ourselves among the runs that share a `--lock`."""
+    if options.lock is None:
+        yield
+        return
+    with open(options.lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _start_all(servers: list[Server], together: bool) -> None:
@@ -234,7 +260,7 @@ def _start_all(servers: list[Server], together: bool) -> None:
 
 def _say(block: dict[str, Any]) -> None:
     print(
-        f"round {block['round']} {block['variant']:9} {block['tok_s']:10,.0f} tok/s "
+        f"{block['length']} tokens, round {block['round']} {block['variant']:9} {block['tok_s']:10,.0f} tok/s "
         f"{_of_the_server(block['server_tok_s'])}, "
         f"{block['recorded_bytes'] / 1e9:.2f} GB recorded, engine thread {block['engine_share']:.2%} in the recorder",
         flush=True,
@@ -246,27 +272,50 @@ def _of_the_server(rate: float | None) -> str:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Ratios of the medians and, over the rounds, their intervals."""
-    rates = {name: [b["tok_s"] for b in found["blocks"] if b["variant"] == name] for name in VARIANTS}
-    if rates["bare"] and rates["recorder"]:
-        ratios = [r / b for b, r in zip(rates["bare"], rates["recorder"], strict=True)]
-        mean, half = interval(ratios)
-        print(f"recorder / bare             {mean:.4f} ± {half:.4f} over {len(ratios)} rounds")
-    if rates["plain"] and rates["recorder"]:
-        print(f"recorder / plain way        {statistics.fmean(rates['recorder']) / rates['plain'][0]:.2f}")
-    if "extraction" in found:
-        done = found["extraction"]
-        per_token = done["bytes"] / done["tokens"]
-        bare = statistics.fmean(rates["bare"] or rates["recorder"])
-        disk = found["disk_bytes_s"] / per_token
+    """Ratios of the blocks of one round and, over the rounds, their intervals."""
+    for length in dict.fromkeys(block["length"] for block in found["blocks"]):
+        for what, key in (("client", "tok_s"), ("server's log", "server_tok_s")):
+            _report_ratio(found["blocks"], length, what, key)
+    plain = [block for block in found["blocks"] if block["variant"] == "plain"]
+    first = [b for b in found["blocks"] if b["variant"] == "recorder" and plain and b["length"] == plain[0]["length"]]
+    if first:
+        ratio = statistics.fmean(b["tok_s"] for b in first) / plain[0]["tok_s"]
+        print(f"recorder / plain way        {ratio:.2f}")
+    if "host" in found:
+        _report_extraction(found)
+    for line in capture_safety.summary(found["checks"]) if "checks" in found else ():
+        print(line)
+
+
+def _report_ratio(blocks: list[dict[str, Any]], length: int, what: str, key: str) -> None:
+    rates = {
+        name: [b[key] for b in blocks if b["variant"] == name and b["length"] == length]
+        for name in ("bare", "recorder")
+    }
+    pairs = [(b, r) for b, r in zip(rates["bare"], rates["recorder"], strict=False) if b and r]
+    if pairs:
+        mean, half = interval([r / b for b, r in pairs])
+        bare = statistics.fmean(b for b, _ in pairs)
         print(
-            f"extraction to disk          {done['tok_s']:,.0f} tok/s whole, {done['steady_tok_s'] or 0:,.0f} steady, "
-            f"{done['gb_s']:.2f} GB/s"
+            f"recorder / bare, {length:5} tokens {mean:.4f} ± {half:.4f} over {len(pairs)} rounds "
+            f"by the {what}; bare {bare:,.0f} tok/s"
         )
-        print(
-            f"plain prefill, disk alone   {bare:,.0f} tok/s, {disk:,.0f} tok/s ({found['disk_bytes_s'] / 1e9:.2f} GB/s)"
-        )
-        print(f"extraction / smaller        {(done['steady_tok_s'] or done['tok_s']) / min(bare, disk):.4f}")
+
+
+def _report_extraction(found: dict[str, Any]) -> None:
+    done, host = found["extraction"], found["host"]
+    length = found["blocks"][0]["length"]
+    rates = [b["tok_s"] for b in found["blocks"] if b["variant"] == "bare" and b["length"] == length]
+    bare, disk = statistics.fmean(rates), host["disk"] / (done["bytes"] / done["tokens"])
+    steady = done["steady_tok_s"] or done["tok_s"]
+    print(
+        f"extraction to disk          {done['tok_s']:,.0f} tok/s whole, {steady:,.0f} steady, {done['gb_s']:.2f} GB/s"
+    )
+    print(f"plain prefill, disk alone   {bare:,.0f} tok/s, {disk:,.0f} tok/s")
+    print("host, GB/s                  " + ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in host.items()))
+    if (written := done["disk_bytes_per_byte"]) is not None:
+        print(f"disk bytes a dataset byte   {written:.3f}")
+    print(f"extraction / smaller        {steady / min(bare, disk):.4f}")
 
 
 def parsed() -> argparse.Namespace:
@@ -277,7 +326,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--layers", default="")
     parser.add_argument("--capture", default="auto")
-    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="instead of --model: a random checkpoint of this shape")
+    parser.add_argument("--work", type=Path, default=Path("overhead-models"), help="where --shape's checkpoint goes")
+    parser.add_argument(
+        "--length", type=int, nargs="+", default=[2048], help="of the prompts; the first one's is extracted"
+    )
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--warm", type=float, default=3.0, help="seconds of load before each block")
     parser.add_argument("--block", type=float, default=10.0, help="seconds of load in a block")
@@ -287,6 +340,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=0, help="rows of the extraction; 0 leaves it out")
     parser.add_argument("--writers", type=int, help="of the extraction")
     parser.add_argument("--recorder-writers", type=int, default=4)
+    parser.add_argument("--no-checks", action="store_true", help="leave out batch against alone, and the reference")
+    parser.add_argument("--lock", type=Path, help="measure only while holding this file's lock")
     parser.add_argument("--disk-bytes", type=int, default=4 * GIB)
     parser.add_argument("--dumps", type=Path, default=Path("/dev/shm/overhead"))
     parser.add_argument("--data", type=Path, default=Path("overhead-data"))
@@ -294,7 +349,18 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("flags", nargs="*", help="SGLang's, after --")
     options = parser.parse_args()
     options.env = dict(os.environ)
+    if options.shape:
+        options.model = str(_checkpoint(options))
+        options.layers = options.layers or ",".join(map(str, SHAPES[options.shape][1]))
     return options
+
+
+def _checkpoint(options: argparse.Namespace) -> Path:
+    """Made by a process of its own, which gives the GPU's memory back."""
+    folder = Path(options.work).absolute() / str(options.shape)
+    command = [sys.executable, "-m", "bench.gpu_check", "--shape", options.shape, "--work", str(options.work)]
+    subprocess.run([*command, "--checkpoint-only"], check=True)
+    return folder
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.capture_safety import target_of
 from probes import logits
 from probes.dumps import load, read_meta
 from probes.measure import mean_error
@@ -25,9 +26,6 @@ from probes.model import load_model
 from probes.reference import reference_with
 from probes.weights import read_config
 from workbench.probe.capture import Capture, capture
-from workbench.probe.options import ProbeOptions
-from workbench.probe.prompt import Prompt
-from workbench.probe.session import Target, open_target
 from workbench.server.client import SglangClient
 
 HSBENCH = [sys.executable, "-m", "workbench.cli"]
@@ -100,13 +98,7 @@ def hsbench(*arguments: str, check: bool = True) -> str:
 
 def capture_all(name: str, ids: list[list[int]]) -> list[Capture]:
     """Capture every prompt on the running server of this name, with log-probabilities."""
-    options = ProbeOptions(prompt=Prompt(token_ids=(1,)), name=name)
-    waiting = open_target(options)
-    try:
-        while True:
-            next(waiting)
-    except StopIteration as done:
-        target: Target = done.value
+    target = target_of(name)
     with SglangClient(target.url, timeout=300) as client:
         return [capture(target, client, prompt, timeout_s=300, logprobs=True) for prompt in ids]
 
@@ -150,7 +142,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("gpu-check.json"))
+    parser.add_argument("--checkpoint-only", action="store_true", help="write the checkpoint and nothing else")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--tp", type=int, nargs="+", default=[1])
     given = parser.parse_args()
@@ -158,6 +151,8 @@ def main() -> None:
     given.work = given.work.absolute()
     model = given.work / given.shape
     result: dict[str, Any] = {"shape": given.shape, "blocks": blocks, "checkpoint_s": make_checkpoint(model, config)}
+    if given.checkpoint_only:
+        return
     captures: dict[int, list[Capture]] = {}
     for tp in given.tp:
         captures[tp] = one_run(given, model, blocks, tp)
