@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from bench.sweep.design import Start
 from bench.sweep.gate import GateRecord, gate, reduce_faults
-from bench.sweep.records import Bench, Environment, Measured, Outcome, Server, StartRecord
+from bench.sweep.records import Bench, Environment, Measured, Next, Outcome, Server, StartRecord
 from bench.sweep.serving import Served, hidden_settings, not_applied, read_choices, served
 from bench.sweep.variants import BASELINE, Variant
 from workbench.errors import CheckFailed, HsbenchError, ServerBroken, TimedOut
@@ -57,6 +57,13 @@ class Attempts:
     ) -> None:
         self._bench, self._folder, self._wall, self._clock = bench, folder, wall, clock
 
+    def upcoming(self, starts: Sequence[tuple[Start, Variant]]) -> None:
+        """Tell the machine what lies ahead, in order."""
+        self._bench.upcoming([Next(start, variant, self._env(start, variant)) for start, variant in starts])
+
+    def _env(self, start: Start, variant: Variant) -> dict[str, str]:
+        return debug_env(self._folder, variant.name) if start.stage == "debug" else {}
+
     def run(self, start: Start, variant: Variant, attempt: int) -> StartRecord:
         """One timed start.
 
@@ -91,7 +98,7 @@ class Attempts:
     def debug(self, start: Start, variant: Variant) -> StartRecord:
         """One start with NCCL's log on. It is never timed, and its failure says nothing about the variant."""
         wall, began = self._wall(), self._clock()
-        env = debug_env(self._folder, variant.name)
+        env = self._env(start, variant)
         Path(env["NCCL_DEBUG_FILE"]).parent.mkdir(exist_ok=True)
         log = ""
 

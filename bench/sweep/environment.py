@@ -71,10 +71,13 @@ class GpuWatch:
     Args:
         module: `pynvml` or a stand-in, for `Nvml`.
         every_s: Seconds between two looks while a server is measured.
+        ours: Processes of servers that wait for their turn.
     """
 
-    def __init__(self, module: ModuleType | Any | None = None, every_s: float = EVERY_S) -> None:
-        self._clocks = Clocks(module)
+    def __init__(
+        self, module: ModuleType | Any | None = None, every_s: float = EVERY_S, ours: frozenset[int] = frozenset()
+    ) -> None:
+        self._clocks, self._ours = Clocks(module), ours
         self._every_s = every_s
         self._before, self._holders_before = self._clocks.looks(), self._clocks.holders()
         self._own: frozenset[int] = frozenset()
@@ -93,7 +96,7 @@ class GpuWatch:
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()
-        return judge(self._before, self._holders_before, self._seen, self._holders, self._own)
+        return judge(self._before, self._holders_before, self._seen, self._holders, self._own, ours=self._ours)
 
     def _run(self) -> None:
         while True:
@@ -109,23 +112,28 @@ def judge(
     seen: Sequence[Sequence[GpuLook]],
     holders: Sequence[Holder],
     own: frozenset[int],
+    *,
+    ours: frozenset[int] = frozenset(),
 ) -> Environment:
     """The environment of a start from what was seen before it and while it was measured.
 
     A process that NVML names and that is not the server's counts as foreign only where NVML numbers processes as this
-    machine does: in a container it may not, and then none of the server's own is found among them.
+    machine does: in a container it may not, and then none of the server's own is found among them. Where servers of
+    `ours` wait, memory in use says nothing.
     """
     gpus = tuple(_state([looks[index] for looks in seen]) for index in range(len(seen[0]))) if seen else ()
     invalid = [f"GPU {gpu.index} was throttled: {', '.join(bad)}" for gpu in gpus if (bad := _bad(gpu))]
-    occupied = {holder.gpu: f"process {holder.pid} held memory" for holder in holders_before}
+    known = not ours or any(holder.pid in ours for holder in holders_before)
+    strangers = [holder for holder in holders_before if known and holder.pid not in ours]
+    occupied = {holder.gpu: f"process {holder.pid} held memory" for holder in strangers}
     for look in before:
         if look.busy is not None and look.busy > BUSY:
             occupied.setdefault(look.index, f"it was {look.busy:.0%} busy")
-        if look.used > LEFT:
+        if look.used > LEFT and not ours:
             occupied.setdefault(look.index, f"{look.used / 2**30:.1f} GiB were in use")
     invalid += [f"GPU {index} was not free before the start: {why}" for index, why in sorted(occupied.items())]
     if own & {holder.pid for holder in holders}:
-        foreign = sorted({(holder.gpu, holder.pid) for holder in holders if holder.pid not in own})
+        foreign = sorted({(holder.gpu, holder.pid) for holder in holders if holder.pid not in own | ours})
         invalid += [f"process {pid}, not the server's, was on GPU {gpu}" for gpu, pid in foreign]
     return Environment(gpus=gpus, governor=_governor(), invalid=tuple(invalid))
 

@@ -5,7 +5,7 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from bench.sweep import allreduce
 from bench.sweep.design import Start
 from bench.sweep.environment import GpuWatch
 from bench.sweep.gate import GateRecord, Greedy, ProbeTensor, ReduceCheck
-from bench.sweep.records import MachineWatch, Measured, Server
+from bench.sweep.records import MachineWatch, Measured, Next, Server
 from bench.sweep.serving import Sight, parse_environ
 from bench.sweep.variants import Variant
 from workbench.errors import HsbenchError, ServerBroken, ServerError
@@ -28,6 +28,7 @@ from workbench.server.bringup import start_and_wait
 from workbench.server.client import SglangClient
 from workbench.server.engine import find_interpreter
 from workbench.server.events import Started
+from workbench.server.launch import Plan
 from workbench.server.prepare import prepare
 from workbench.server.specs import LaunchSpec
 from workbench.server.state import ServerRecord
@@ -82,28 +83,51 @@ class Machine:
             self._checked[variant.name] = reduce_check(self.spec.python, self.tp_size, variant.env)
         return self._checked[variant.name]
 
+    def upcoming(self, starts: Sequence[Next]) -> None:
+        """Nothing is started ahead; `bench.sweep.sidebyside` does that."""
+
+    def done(self) -> None:
+        """Nothing waits here."""
+
     def start(self, start: Start, variant: Variant, env: dict[str, str]) -> Server:
         """One server; nothing of it is left when it does not come up."""
+        return self.launch(self.plan(variant, env, self.spec.name))
+
+    def plan(self, variant: Variant, env: dict[str, str], name: str) -> Plan:
+        """The command of a server under a variant."""
         spec = msgspec.structs.replace(
-            self.spec, flags=(*self.spec.flags, *variant.flags), env={**self.spec.env, **variant.env, **env}
+            self.spec,
+            name=name,
+            flags=(*self.spec.flags, *variant.flags),
+            env={**self.spec.env, **variant.env, **env},
         )
         preparing = prepare(spec)
         try:
             while True:
                 next(preparing)
         except StopIteration as ended:
-            plan = ended.value
+            plan: Plan = ended.value
+            return plan
+
+    def launch(self, plan: Plan, started: Callable[[ServerRecord], None] = lambda _: None) -> Server:
+        """Start it and wait until it answers; nothing of it is left when it does not. `started` gets its record."""
         record: ServerRecord | None = None
         try:
             for event in start_and_wait(plan, self.timeout_s, self.limits):
-                record = event.record if isinstance(event, Started) else record
+                if isinstance(event, Started):
+                    record = event.record
+                    started(record)
         except BaseException:
             if record is not None:
                 with contextlib.suppress(HsbenchError):  # it may be gone already
-                    _end(record, grace_s=0)
+                    self.end(record)
             raise
         assert record is not None
         return RunningServer(record, plan.api_key, self.shape)
+
+    def end(self, record: ServerRecord) -> None:
+        """End a server without grace."""
+        _end(record, grace_s=0)
 
     def measure(self, url: str) -> Measured:
         """Decode speed in the full batch, and prefill speed; each warmed up."""

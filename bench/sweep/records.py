@@ -1,5 +1,6 @@
 """What a sweep measures and tells: records of starts, kept in `starts.jsonl`, and events for a front end."""
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -89,6 +90,14 @@ class Server(Protocol):
         """End it and whatever belongs to it; raise when something is left."""
 
 
+class Next(msgspec.Struct, frozen=True):
+    """A start that lies ahead: its variant, and variables beside the variant's."""
+
+    start: Start
+    variant: Variant
+    env: dict[str, str] = {}
+
+
 class Bench(Protocol):
     """What the sweep is handed: a machine that starts servers and measures them."""
 
@@ -100,6 +109,12 @@ class Bench(Protocol):
         Raises:
             ServerBroken: it hung.
         """
+
+    def upcoming(self, starts: Sequence[Next]) -> None:
+        """What `start` will be called with, in order, unless a variant ends; to have servers started ahead."""
+
+    def done(self) -> None:
+        """Nothing more will be started."""
 
     def start(self, start: Start, variant: Variant, env: dict[str, str]) -> Server:
         """Start a server and wait until it answers.

@@ -21,7 +21,7 @@ from bench.sweep.records import (
     StartRecord,
     SweepEvent,
 )
-from bench.sweep.variants import baseline
+from bench.sweep.variants import Variant, baseline
 from workbench.errors import UsageError
 
 __all__ = ["Settings", "sweep"]
@@ -64,7 +64,10 @@ def sweep(
             raise UsageError(f"{folder / REFERENCE_FILE} is gone, so no start can pass the gate", "another --out")
         yield from _Sweep(Attempts(bench, folder, wall, clock), settings, journal, budget_s, clock).events()
     finally:
-        journal.close()
+        try:
+            bench.done()
+        finally:
+            journal.close()
 
 
 class _Sweep:
@@ -107,11 +110,17 @@ class _Sweep:
     def _stage(self, starts: Sequence[Start]) -> Iterator[SweepEvent]:
         """The starts of a stage that are not done."""
         for index, start in enumerate(starts):
+            self._attempts.upcoming(self._ahead(starts[index:]))
             yield from self._until_settled(start)
             if self._spent:
                 left = outcome.settled(self._records, self._settings.retries)
                 yield BudgetSpent(sum(other.key not in left for other in starts[index:] if not self._over(other)))
                 return
+
+    def _ahead(self, starts: Sequence[Start]) -> list[tuple[Start, Variant]]:
+        settled = outcome.settled(self._records, self._settings.retries)
+        left = (start for start in starts if start.key not in settled and not self._over(start))
+        return [(start, self._variants[start.variant]) for start in left]
 
     def _over(self, start: Start) -> bool:
         return start.variant in outcome.ended(self._records)

@@ -1,6 +1,6 @@
 """A machine for sweeps without any: servers that answer, hang, compute something else or lose their variables."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,7 +8,7 @@ import msgspec
 from bench.sweep.design import Start
 from bench.sweep.gate import GateRecord, Greedy, ReduceCheck
 from bench.sweep.journal import Settings
-from bench.sweep.records import Environment, Measured, SweepEvent, Table
+from bench.sweep.records import Environment, Measured, Next, SweepEvent, Table
 from bench.sweep.serving import Sight
 from bench.sweep.sweep import sweep
 from bench.sweep.variants import Variant
@@ -98,6 +98,12 @@ class Machine:
         self.now += 1.0
         if len(self.calls) == self.break_at:
             raise KeyboardInterrupt
+
+    def upcoming(self, starts: Sequence[Next]) -> None:
+        self.ahead = [one.start.key for one in starts]
+
+    def done(self) -> None:
+        assert not self.running
 
     def reduce_check(self, variant: Variant) -> ReduceCheck | None:
         self.tick("reduce_check")

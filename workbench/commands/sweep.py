@@ -43,6 +43,9 @@ TP_FLAGS = ("--tp-size", "--tp", "--tensor-parallel-size")
 @click.option("--output-len", type=click.IntRange(2), default=128, show_default=True, help="Of the decode load.")
 @click.option("--requests", type=click.IntRange(1), help="Of each load [default: 8, or 4 x concurrency].")
 @click.option("--prefill-len", type=click.IntRange(1), default=1024, show_default=True, help="Of the prefill load.")
+@click.option(
+    "--side-by-side", type=click.IntRange(1, 32), default=1, show_default=True, help="Servers that start together."
+)
 @click.option("--timeout", type=Seconds(min=1), default=900.0, show_default=True, help="For one start.")
 @click.option("--silence", type=Seconds(min=1), default=60.0, show_default=True, help="Seconds that are long.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Its folder [default: by what is swept].")
@@ -146,18 +149,21 @@ def _described(spec: "LaunchSpec", given: dict[str, Any]) -> dict[str, str]:
         "device": spec.device,
         "flags": " ".join(mask_flags(spec.flags)),
         **{name: str(given[name]) for name in shape},
+        **({"side by side": str(given["side_by_side"])} if given["side_by_side"] > 1 else {}),
     }
 
 
 def _machine(given: dict[str, Any], spec: "LaunchSpec") -> Any:
     from bench.sweep.machine import Machine
+    from bench.sweep.sidebyside import SideBySide
     from workbench.supervision.verdict import Limits
 
     silence = given["silence"]
     limits = Limits(silence_s=silence, fresh_s=min(30.0, silence))
-    return Machine(
+    machine = Machine(
         spec, _shape(given), timeout_s=given["timeout"], limits=limits, tp_size=_tp(spec.flags), seed=given["seed"]
     )
+    return machine if given["side_by_side"] == 1 else SideBySide(machine, given["side_by_side"])
 
 
 def _shape(given: dict[str, Any]) -> "Shape":
