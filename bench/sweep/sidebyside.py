@@ -6,6 +6,7 @@ every start is a process of its own.
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,7 +48,8 @@ class Launcher(Protocol):
 class Parked(msgspec.Struct, frozen=True):
     """A server that waits for its turn, or why it did not come up."""
 
-    variant: str
+    name: str
+    """The server's, which no other may have meanwhile."""
     server: Server | None
     error: HsbenchError | None = None
 
@@ -86,14 +88,15 @@ class SideBySide:
         return parked.server
 
     def _start_together(self, batch: Sequence[Next]) -> None:
-        plans = [
-            self._machine.plan(one.variant, one.env, f"sweep-{number}") for number, one in enumerate(batch, start=1)
-        ]
+        taken = {parked.name for parked in self._parked.values()}
+        free = (name for number in itertools.count(1) if (name := f"sweep-{number}") not in taken)
+        names = list(itertools.islice(free, len(batch)))
+        plans = [self._machine.plan(one.variant, one.env, name) for one, name in zip(batch, names, strict=True)]
         records: list[ServerRecord] = []
         with ThreadPoolExecutor(len(batch)) as pool:
             futures = [pool.submit(self._machine.launch, plan, records.append) for plan in plans]
             try:
-                outcomes = [_outcome(one, future) for one, future in zip(batch, futures, strict=True)]
+                outcomes = [_outcome(name, future) for name, future in zip(names, futures, strict=True)]
             except BaseException:
                 self._break_off(futures, records)
                 raise
@@ -126,8 +129,8 @@ class SideBySide:
             parked.server.stop()
 
 
-def _outcome(one: Next, future: "Future[Server]") -> Parked:
+def _outcome(name: str, future: "Future[Server]") -> Parked:
     try:
-        return Parked(one.variant.name, future.result())
+        return Parked(name, future.result())
     except HsbenchError as error:
-        return Parked(one.variant.name, None, error)
+        return Parked(name, None, error)

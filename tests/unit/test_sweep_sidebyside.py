@@ -24,6 +24,7 @@ class Waiting:
 
     def __init__(self, launcher: "Launcher", name: str, variant: str) -> None:
         self.launcher, self.name, self.variant, self.url = launcher, name, variant, f"http://{name}"
+        assert name not in launcher.alive, "a server of this name already runs"
         launcher.alive.add(name)
 
     def gate_record(self) -> GateRecord:
@@ -47,11 +48,12 @@ class Launcher:
         self.ended: list[str] = []
         self.most = self.starting = self.launched = 0
         self.while_measured: list[int] = []
+        self.loses: list[str] = []
         self._hold = hold
         self._lock = threading.Lock()
 
     def plan(self, variant: Variant, env: dict[str, str], name: str) -> tuple[str, str]:
-        return f"{name}/{variant.name}", variant.name
+        return name, variant.name
 
     def launch(self, plan: tuple[str, str], started: Callable[[str], None]) -> Server:
         name, variant = plan
@@ -79,6 +81,8 @@ class Launcher:
 
     def measure(self, url: str) -> Measured:
         self.while_measured.append(self.starting)
+        if self.loses:
+            return Measured(decode_tok_s=100.0, prefill_tok_s=1000.0, invalid=self.loses.pop())
         return Measured(decode_tok_s=100.0, prefill_tok_s=1000.0)
 
 
@@ -93,6 +97,15 @@ def test_nothing_is_measured_while_another_server_starts_and_none_is_left(tmp_pa
     assert verdicts(table_of(events)) == {"a": "same", "b": "same"}
     assert launcher.while_measured == [0] * 8, "open, two blocks of three, close"
     assert launcher.launched == 8
+    assert launcher.alive == set()
+
+
+def test_a_start_that_does_not_count_is_made_again_beside_those_that_wait(tmp_path: Path) -> None:
+    launcher = Launcher()
+    launcher.loses = ["the client was slow"] * 3
+    events = run(launcher, 3, tmp_path, "a", "b")
+    assert len(launcher.while_measured) > 8
+    assert table_of(events).complete
     assert launcher.alive == set()
 
 
