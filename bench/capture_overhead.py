@@ -226,9 +226,9 @@ def _check(found: dict[str, Any], options: argparse.Namespace, servers: dict[str
         if name != "recorder":
             server.stop()  # the reference needs their memory
     record = state.find_record("overhead-recorder")
-    found["checks"] = capture_safety.check(
-        record.name, Path(record.model), options.vocabulary, "cuda" if record.device == "cuda" else "cpu"
-    )
+    device = "cuda" if record.device == "cuda" else "cpu"
+    with _alone(options):
+        found["checks"] = capture_safety.check(record.name, Path(record.model), options.vocabulary, device)
 
 
 def _keep(found: dict[str, Any], options: argparse.Namespace) -> None:

@@ -49,8 +49,8 @@ def host_rates(disk: Path, dumps: Path, nbytes: int, threads: int | None) -> dic
 def written(folder: Path, nbytes: int, threads: int) -> float:
     """Bytes a second of files of 64 MiB, each synced, so many at a time."""
     piece = bytes(PIECE)
-    count = max(threads, nbytes // PIECE)
     folder.mkdir(parents=True, exist_ok=True)
+    count = max(threads, min(nbytes, shutil.disk_usage(folder).free // 2) // PIECE)
 
     def write(number: int) -> None:
         with open(folder / str(number), "wb") as file:
