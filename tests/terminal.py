@@ -53,7 +53,7 @@ class Terminal:
                 break
         return "\n".join(self.screen.display)
 
-    def wait_for(self, words: str, seconds: float = 30.0) -> str:
+    def wait_for(self, words: str, seconds: float = 120.0) -> str:
         """The picture, as soon as it holds these words."""
         end = time.monotonic() + seconds
         while words not in (shown := self.look()):
@@ -72,7 +72,7 @@ class Terminal:
         self.screen.resize(lines, columns)
         self.child.setwinsize(lines, columns)
 
-    def exit_code(self, seconds: float = 20.0) -> int:
+    def exit_code(self, seconds: float = 120.0) -> int:
         """How it ended: as a shell would say it."""
         end = time.monotonic() + seconds
         while self.child.isalive():

@@ -21,6 +21,7 @@ COMMANDS = {
     "logs": ("workbench.commands.logs", "Show the log of a server."),
     "model": ("workbench.commands.model", "Make the small demo model from its package."),
     "patch": ("workbench.commands.patch", "Apply, check, show and revert the patch of the engine."),
+    "plan": ("workbench.commands.plan", "Say what an extraction costs on one machine and on many."),
     "probe": ("workbench.commands.probe", "Capture the hidden states of one prompt and check them."),
     "restart": ("workbench.commands.restart", "Stop a server and start it again as it was."),
     "serve": ("workbench.commands.serve", "Start an SGLang server and wait until it answers."),

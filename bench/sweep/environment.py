@@ -7,7 +7,7 @@ it. The cap of its own power limit is no fault: it is how a loaded GPU runs, and
 import contextlib
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ LEFT = 1 << 30
 """Bytes of GPU memory that may be in use before a start: the driver and displays take some."""
 THROTTLES = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 """Bits of `nvmlDeviceGetCurrentClocksThrottleReasons`, from nvml.h. Idle and chosen clocks are no throttling."""
+Ours = Callable[[], frozenset[int]]
 HARMLESS = frozenset({"power cap"})
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
@@ -71,13 +72,14 @@ class GpuWatch:
     Args:
         module: `pynvml` or a stand-in, for `Nvml`.
         every_s: Seconds between two looks while a server is measured.
-        ours: Processes of servers that wait for their turn.
+        ours: Gives the processes of servers that wait for their turn; it is asked twice, since starts go on between.
     """
 
     def __init__(
-        self, module: ModuleType | Any | None = None, every_s: float = EVERY_S, ours: frozenset[int] = frozenset()
+        self, module: ModuleType | Any | None = None, every_s: float = EVERY_S, ours: Ours = frozenset
     ) -> None:
-        self._clocks, self._ours = Clocks(module), ours
+        self._clocks, self._ask_ours = Clocks(module), ours
+        self._ours = ours()
         self._every_s = every_s
         self._before, self._holders_before = self._clocks.looks(), self._clocks.holders()
         self._own: frozenset[int] = frozenset()
@@ -89,6 +91,7 @@ class GpuWatch:
     def measuring(self, own: frozenset[int]) -> None:
         """Begin to look; `own` are the server's processes."""
         self._own = own
+        self._ours |= self._ask_ours()
         self._thread.start()
 
     def end(self) -> Environment:

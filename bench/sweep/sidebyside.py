@@ -6,7 +6,6 @@ every start is a process of its own.
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,8 +47,6 @@ class Launcher(Protocol):
 class Parked(msgspec.Struct, frozen=True):
     """A server that waits for its turn, or why it did not come up."""
 
-    name: str
-    """The server's, which no other may have meanwhile."""
     server: Server | None
     error: HsbenchError | None = None
 
@@ -78,9 +75,9 @@ class SideBySide:
     def start(self, start: Start, variant: Variant, env: dict[str, str]) -> Server:
         """The server of this start, which may be waiting already."""
         if start.key not in self._parked:
-            ahead = [one for one in self._next if one.start.key not in {*self._parked, start.key}]
-            room = self._count - len(self._parked)
-            self._start_together([Next(start, variant, env), *ahead][: max(1, room)])
+            self.done()  # a start that is made again finds the machine as every other did: free
+            ahead = [one for one in self._next if one.start.key != start.key]
+            self._start_together([Next(start, variant, env), *ahead][: self._count])
         parked = self._parked.pop(start.key)
         if parked.error is not None:
             raise parked.error
@@ -88,15 +85,13 @@ class SideBySide:
         return parked.server
 
     def _start_together(self, batch: Sequence[Next]) -> None:
-        taken = {parked.name for parked in self._parked.values()}
-        free = (name for number in itertools.count(1) if (name := f"sweep-{number}") not in taken)
-        names = list(itertools.islice(free, len(batch)))
+        names = [f"sweep-{number}" for number in range(1, len(batch) + 1)]
         plans = [self._machine.plan(one.variant, one.env, name) for one, name in zip(batch, names, strict=True)]
         records: list[ServerRecord] = []
         with ThreadPoolExecutor(len(batch)) as pool:
             futures = [pool.submit(self._machine.launch, plan, records.append) for plan in plans]
             try:
-                outcomes = [_outcome(name, future) for name, future in zip(names, futures, strict=True)]
+                outcomes = [_outcome(future) for future in futures]
             except BaseException:
                 self._break_off(futures, records)
                 raise
@@ -115,8 +110,11 @@ class SideBySide:
 
     def watch_machine(self) -> MachineWatch:
         """NVML's view, in which the servers that wait are no strangers."""
-        waiting = [parked.server.pids() for parked in self._parked.values() if parked.server is not None]
-        return GpuWatch(ours=frozenset().union(*waiting))
+        return GpuWatch(ours=self._waiting)
+
+    def _waiting(self) -> frozenset[int]:
+        pids = [parked.server.pids() for parked in self._parked.values() if parked.server is not None]
+        return frozenset().union(*pids)
 
     def done(self) -> None:
         """End every server that still waits."""
@@ -129,8 +127,8 @@ class SideBySide:
             parked.server.stop()
 
 
-def _outcome(name: str, future: "Future[Server]") -> Parked:
+def _outcome(future: "Future[Server]") -> Parked:
     try:
-        return Parked(name, future.result())
+        return Parked(future.result())
     except HsbenchError as error:
-        return Parked(name, None, error)
+        return Parked(None, error)

@@ -14,40 +14,65 @@ from typing import Any
 
 import pytest
 
+from tests.trees import installed_root
+
 FAULTS = Path(__file__).parent / "faults"
 LAYERS = (2, 15, 27)
 
 
-OWN_SERVERS = {
-    **dict.fromkeys(("test_app.py", "test_supervision.py", "test_sweep.py"), "own servers, watched"),
-    **dict.fromkeys(("test_chunks.py", "test_cpu_platform.py", "test_families.py"), "own servers, of other shapes"),
-}
-"""Modules that start servers of their own, in two groups that take about as long as those that share one."""
+OWN_SERVERS = (
+    *("test_sweep.py", "test_cluster.py", "test_model_fetch.py", "test_families.py"),
+    *("test_cpu_platform.py", "test_app.py", "test_supervision.py", "test_serve.py"),
+)
+"""Modules that do without the shared server, each a group of its own; about the longest first."""
+SECONDS = 1200
+"""For a test here, where it says nothing else: several times what a start and a question take on two slow cores."""
+MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "glm4_moe", "kimi_k25")
+"""SGLang's model files that tests need, of about two hundred that it imports in every start."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A process for each group of this folder's tests, with at most one shared server."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group(OWN_SERVERS.get(item.path.name, "shared server")))
+    """A process for each group of this folder's tests; the groups in the order in which they are handed out."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in here:
+        own = item.path.name in OWN_SERVERS
+        item.add_marker(pytest.mark.xdist_group(item.path.stem if own else "shared server"))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
+    order = {name: number for number, name in enumerate(OWN_SERVERS, 1)}
+    rest = [item for item in items if item not in set(here)]
+    items[:] = [*sorted(here, key=lambda item: order.get(item.path.name, 0)), *rest]
+
+
+def few_models() -> dict[str, str]:
+    """SGLang's own variable: the model files that it need not import."""
+    files = {path.stem for path in (installed_root() / "srt" / "models").glob("*.py")}
+    return {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(files - {*MODELS, "registry"}))}
+
+
+SLOW_START = {"HS_TEST_QUICK": ""}
+"""For a test of the start itself, and of what SGLang's processes inherit: they are spawned, as a user's are."""
 
 
 class Command:
     """Runs `hsbench` as a user does: a process of its own, in an environment of its own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, cache: Path) -> None:
         self.home = home
         self.fault_file = home / "fault"
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "HSBENCH_"))},
             "XDG_STATE_HOME": str(home / "state"),
-            "XDG_CACHE_HOME": str(home / "cache"),
+            "XDG_CACHE_HOME": str(cache),
+            **few_models(),
             "HS_TEST_FAULT": str(self.fault_file),
+            "HS_TEST_QUICK": "1",
             "PYTHONPATH": str(FAULTS),
         }
 
     def __call__(
-        self, *arguments: str, timeout: float = 400, env: dict[str, str] | None = None
+        self, *arguments: str, timeout: float = 900, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "workbench.cli", *arguments]
         return subprocess.run(
@@ -84,7 +109,11 @@ class Command:
 
 @pytest.fixture(scope="session")
 def hsbench(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    return Command(tmp_path_factory.mktemp("home"))
+    """The command in a home of this process; the cache, which takes care of that itself, is that of all processes."""
+    ours = tmp_path_factory.getbasetemp()
+    return Command(
+        tmp_path_factory.mktemp("home"), (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "cache"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +127,7 @@ def server(hsbench: Command, demo_model: Path) -> Iterator[str]:
     """The url of the shared server, named `default`, recording blocks 2, 15 and 27."""
     layers = ",".join(map(str, LAYERS))
     dumps = ["--dump-dir", str(hsbench.home / "dumps"), "--layers", layers, "--capture", "patch"]
-    url = hsbench.ok("serve", "--model", str(demo_model), "--device", "cpu", "--port", "0", *dumps)
+    url = hsbench.ok("serve", "--model", str(demo_model), "--device", "cpu", "--port", "0", *dumps, env=SLOW_START)
     yield url.strip()
     hsbench.ok("stop", "default")
 

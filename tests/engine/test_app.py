@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import Command
+from tests.engine.conftest import SLOW_START, Command
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.engine
@@ -22,8 +22,13 @@ ROWS = 50
 @pytest.fixture
 def desk(hsbench: Command, demo_model: Path, tmp_path: Path) -> Iterator[Command]:
     """A state directory of its own; whatever was started in it is ended."""
-    made = Command(hsbench.home)
-    made.env = {**hsbench.env, "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    made = Command(hsbench.home, Path(hsbench.env["XDG_CACHE_HOME"]))
+    made.env = {
+        **hsbench.env,
+        **SLOW_START,
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
     yield made
     made("job", "stop", str(tmp_path / "states"))
     made.ok("stop", "--all")
@@ -47,7 +52,7 @@ def test_launch_probe_extract_leave_and_come_back(desk: Command, tmp_path: Path)
         terminal.look(2.0)
         fill(terminal, "demo", "", "", "", "", str(tmp_path / "dumps"))
         terminal.wait_for("default")
-        terminal.wait_for("● ready", seconds=240)
+        terminal.wait_for("● ready", seconds=600)
         terminal.press("3")
         terminal.wait_for("History")
         terminal.press("p")
@@ -55,7 +60,7 @@ def test_launch_probe_extract_leave_and_come_back(desk: Command, tmp_path: Path)
         terminal.press("Hello world")
         terminal.wait_for("Hello world")
         terminal.press("enter")
-        terminal.wait_for("complete and finite", seconds=120)
+        terminal.wait_for("complete and finite", seconds=300)
         for words in ("aux_0", "aux_2", "pre-norm", "19556", "'Hello'", "[2, 576]"):
             terminal.wait_for(words)
         terminal.press("5")
@@ -64,7 +69,7 @@ def test_launch_probe_extract_leave_and_come_back(desk: Command, tmp_path: Path)
         terminal.wait_for("data *")
         terminal.look(2.0)
         fill(terminal, str(tmp_path / "rows.jsonl"), str(states), *[""] * 9, "0")  # without measuring a baseline
-        terminal.wait_for("states", seconds=30)
+        terminal.wait_for("states")
         terminal.press("q")
         terminal.wait_for("These keep running")
         terminal.press("q")
@@ -73,7 +78,7 @@ def test_launch_probe_extract_leave_and_come_back(desk: Command, tmp_path: Path)
     with Terminal(APP, desk.env, (80, 24)) as terminal:
         terminal.wait_for("● ready")
         terminal.press("5")
-        terminal.wait_for("● done", seconds=240)
+        terminal.wait_for("● done", seconds=600)
         terminal.press("q")
         shown = terminal.wait_for("These keep running")
         assert "server default" in shown

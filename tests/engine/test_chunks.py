@@ -37,12 +37,13 @@ def cutting(hsbench: Command, demo_model: Path, tmp_path_factory: pytest.TempPat
     spec = LaunchSpec(model=str(demo_model), name="cutting", device="cpu", port=0, dump=dump, flags=flags)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
-        patch.setenv("XDG_CACHE_HOME", str(hsbench.home / "cache"))
+        for name in ("XDG_CACHE_HOME", "SGLANG_DISABLED_MODEL_ARCHS", "PYTHONPATH", "HS_TEST_QUICK"):
+            patch.setenv(name, hsbench.env[name])
         made = plan(spec, find_engine())
         argv = tuple(word for word in made.argv if word != "--disable-radix-cache")
         record = start(msgspec.structs.replace(made, argv=argv))
         try:
-            list(wait_ready(record, 300))
+            list(wait_ready(record, 900))
             yield record.url
         finally:
             list(stop(state.load("cutting") or record, grace_s=0))

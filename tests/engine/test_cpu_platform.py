@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.engine import tiny_models
-from tests.engine.conftest import FAULTS, Command
+from tests.engine.conftest import FAULTS, Command, few_models
 from workbench.models.folder import check_model
 from workbench.server import routes
 from workbench.server.client import SglangClient
@@ -50,13 +50,14 @@ def runs(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> d
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
     told = {"SGLANG_PLATFORM": "hsbench_cpu", "XDG_CACHE_HOME": str(folder / "cache")}
     told["SGLANG_HS_DUMP_BLOCKS"] = ",".join(map(str, BLOCKS))
+    told |= few_models()
     done = subprocess.run(
         [sys.executable, str(WORKER), str(folder / "jobs.json")],
         env={**kept, **told},
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=900,
     )
     errors = "\n".join(path.read_text() for path in folder.glob("*/*.error"))
     assert done.returncode == 0, errors or done.stderr[-4000:]

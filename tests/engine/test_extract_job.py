@@ -1,6 +1,6 @@
 """The extraction job against a real SGLang: killed at random moments, paused by full folders, resumed, and compared.
 
-HSBENCH_TEST_KILLS sets how many times something is killed; a few by default, since a server takes half a minute to
+HSBENCH_TEST_KILLS sets how many times something is killed; a few by default, since a server takes long to
 start. HSBENCH_TEST_REPORT names a file for the distances that were measured.
 """
 
@@ -27,14 +27,14 @@ from tests.engine.human_eval import chats
 
 pytestmark = pytest.mark.engine
 
-ROWS = 200
-KILLS = int(os.environ.get("HSBENCH_TEST_KILLS", "4"))
+ROWS = 120
+KILLS = int(os.environ.get("HSBENCH_TEST_KILLS", "3"))
 SEED = int(os.environ.get("HSBENCH_TEST_SEED", "1"))
 SERVER_KILLS = max(1, KILLS // 5)
 REPEATS = 0.001
 """What two undisturbed runs differ by, at most: on these CPUs it was measured as nothing at all."""
 LONGEST = 80
-"""Tokens of a row at most: 200 rows take the demo model on two cores about 40 s."""
+"""Tokens of a row at most: 120 rows take the demo model on two cores about 25 s."""
 
 
 class Job:
@@ -58,7 +58,7 @@ class Job:
         self.process.kill()
         self.process.wait()
 
-    def finish(self, timeout: float = 400) -> int:
+    def finish(self, timeout: float = 900) -> int:
         """Its exit code, once it has ended by itself."""
         if not self.running():
             self.start()
@@ -89,7 +89,7 @@ def options(out: Path, concurrency: int) -> list[str]:
 def kill_server(hsbench: Command) -> None:
     """Kill the server, starting or ready, as soon as there is one."""
     record = hsbench.home / "state/hsbench/servers/default/job.json"
-    end = time.monotonic() + 100
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         with contextlib.suppress(OSError, ValueError):
             os.kill(int(json.loads(record.read_text())["pid"]), signal.SIGKILL)
@@ -98,7 +98,7 @@ def kill_server(hsbench: Command) -> None:
     raise AssertionError("no server to kill")
 
 
-def wait_until_sending(job: Job, out: Path, seconds: float = 200) -> None:
+def wait_until_sending(job: Job, out: Path, seconds: float = 400) -> None:
     """Until this start of the job has samples in flight, or is over."""
     end = time.monotonic() + seconds
     assert job.process is not None
@@ -130,6 +130,7 @@ def distances(one: Path, other: Path) -> Iterator[float]:
 def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
     hsbench: Command, server: str, data: Path, undisturbed: Path
 ) -> None:
+    others = set((hsbench.home / "dumps").glob("req_*"))  # of probes
     chance = random.Random(SEED)
     victims = ["server"] * SERVER_KILLS + ["job"] * (KILLS - SERVER_KILLS)
     chance.shuffle(victims)
@@ -151,7 +152,7 @@ def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
         killed.append(victim)
     assert job.finish() == 0, job.log.read_text()[-3000:]
     assert set(index_of(out)) == set(index_of(undisturbed)) == set(range(ROWS))
-    assert not list((hsbench.home / "dumps").glob("req_*")), "dumps are left"
+    assert set((hsbench.home / "dumps").glob("req_*")) <= others, "dumps are left"
     assert {path.name for path in out.iterdir()} == {path.name for path in undisturbed.iterdir()}
     audit = hsbench.json("verify", str(out), "--all")
     assert (audit["verdict"], audit["checked"]) == ("ok", ROWS)
@@ -205,7 +206,7 @@ def last_picture(out: Path) -> dict[str, Any]:
     return picture
 
 
-def wait_for(job: Job, out: Path, state: str, written: int = 0, seconds: float = 120) -> dict[str, Any]:
+def wait_for(job: Job, out: Path, state: str, written: int = 0, seconds: float = 300) -> dict[str, Any]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         picture = last_picture(out)
@@ -284,7 +285,7 @@ def test_another_data_set_or_other_layers_are_refused_with_what_differs(
     hsbench: Command, undisturbed: Path, data: Path, some: Path
 ) -> None:
     other = hsbench("extract", str(some), *options(undisturbed, 8), "--foreground")
-    assert (other.returncode, "rows: 200, now 60" in other.stderr) == (2, True)
+    assert (other.returncode, f"rows: {ROWS}, now {SOME}" in other.stderr) == (2, True)
     layers = hsbench("extract", str(data), *options(undisturbed, 8), "--layers", "1,2,3", "--foreground")
     assert (layers.returncode, "blocks: [2, 15, 27], now [1, 2, 3]" in layers.stderr) == (2, True)
     changed = data.read_text()
@@ -295,7 +296,7 @@ def test_another_data_set_or_other_layers_are_refused_with_what_differs(
     finally:
         data.write_text(changed)
     before = (undisturbed / "index.jsonl").read_bytes()
-    assert "200 of 200 rows are done" in hsbench("extract", "--resume", str(undisturbed), "--foreground").stderr
+    assert f"{ROWS} of {ROWS} rows are done" in hsbench("extract", "--resume", str(undisturbed), "--foreground").stderr
     assert (undisturbed / "index.jsonl").read_bytes() == before
 
 
@@ -320,7 +321,7 @@ def test_a_detached_job_is_watched_paused_and_stopped(hsbench: Command, server: 
     busy = hsbench("extract", str(data), *options(out, 4))
     assert (busy.returncode, "a job already writes into" in busy.stderr) == (2, True)
     hsbench.ok("job", "pause", str(out))
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while last_picture(out)["state"] != "paused" and time.monotonic() < end:
         time.sleep(0.1)
     paused = last_picture(out)

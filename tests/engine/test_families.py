@@ -245,8 +245,8 @@ def test_a_patched_server_that_is_not_enabled_answers_as_an_unpatched_one(
 ) -> None:
     hsbench.ok("patch", "apply")
     answers = []
-    for name, path in (("patched", FAULTS), ("unpatched", unpatched)):
-        env = {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    for name, path in (("patched", f"{FAULTS}"), ("unpatched", f"{unpatched}{os.pathsep}{FAULTS}")):
+        env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         started = ("serve", "--model", str(tiny["qwen3"]), "--name", name, "--device", "cpu", "--port", "0")
         url = hsbench.ok(*started, "--", "--dtype", "float32", env=env).strip()
         try:

@@ -34,7 +34,7 @@ def command(cache: Path, *more: str) -> "subprocess.Popen[str]":
 
 
 def finish(child: "subprocess.Popen[str]") -> tuple[str, str]:
-    out, said = child.communicate(timeout=300)
+    out, said = child.communicate(timeout=600)
     assert child.returncode == 0, said
     return out, said
 
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wait_for_work(cache: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list(cache.glob("hsbench/models/.*.build-*/*/tokenizer.json")):
         assert time.monotonic() < deadline
         time.sleep(0.05)

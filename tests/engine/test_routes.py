@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.conftest import LAYERS, Command
+from tests.engine.conftest import LAYERS, SLOW_START, Command
 from tests.trees import installed_root
 from workbench.server.client import SglangClient
 
@@ -52,7 +52,9 @@ def served(hsbench: Command, model: Path, route: str) -> Seen:
     """One server by this route, asked and stopped."""
     layers = ",".join(map(str, LAYERS))
     dumps = ["--dump-dir", str(hsbench.home / route), "--layers", layers, "--capture", route]
-    done = hsbench("serve", "--model", str(model), "--name", route, "--device", "cpu", "--port", "0", *dumps)
+    done = hsbench(
+        "serve", "--model", str(model), "--name", route, "--device", "cpu", "--port", "0", *dumps, env=SLOW_START
+    )
     assert done.returncode == 0, done.stderr
     assert f"the recorder runs, by the route {route}" in done.stderr
     try:

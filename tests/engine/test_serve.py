@@ -40,7 +40,7 @@ def own_server(home: Path, demo_model: Path) -> Iterator[ServerRecord]:
     dump = DumpSpec(str(home / "dumps"))
     record = start(plan(LaunchSpec(model=str(demo_model), device="cpu", port=0, dump=dump), find_engine()))
     try:
-        events = list(wait_ready(record, 300))
+        events = list(wait_ready(record, 900))
         phases = [event.phase for event in events if isinstance(event, PhaseChanged)]
         assert phases == ["import", "start workers", "load weights", "kv cache", "warm-up", "ready"]
         assert isinstance(events[-1], Ready)
@@ -57,7 +57,7 @@ def client(own_server: ServerRecord) -> Iterator[SglangClient]:
 
 def run_hsbench(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "workbench.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
 def test_the_engine_declares_every_flag_that_is_added() -> None:
@@ -128,7 +128,7 @@ def test_a_wrong_flag_is_named_with_the_exit_code(demo_model: Path) -> None:
 
 def test_a_killed_server_is_known_and_nothing_is_left_of_it(own_server: ServerRecord) -> None:
     os.kill(own_server.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while state.alive(own_server):
         assert time.monotonic() < deadline
         time.sleep(0.05)

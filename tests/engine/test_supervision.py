@@ -47,7 +47,7 @@ class Followed:
         self.watch = Watch(of_record(self.record))
         self.starting: list[Verdict] = []
         self.idle: list[Verdict] = []
-        for seen in self.watch.run(400):
+        for seen in self.watch.run(900):
             assert seen.verdict.state is not State.DEAD_CHILD, seen.verdict
             if seen.verdict.state is State.READY:
                 break
@@ -67,7 +67,7 @@ def followed(demo_model: Path) -> Iterator[Followed]:
 
 def hsbench(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "workbench.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env={**os.environ, **env})
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env={**os.environ, **env})
 
 
 def session_of(session: int) -> list[str]:
@@ -125,7 +125,7 @@ def test_a_killed_scheduler_is_told_and_cleaned_away(followed: Followed) -> None
     assert [p.name for p in ranks] == ["sglang::scheduler"]
     hsbench("status")
     os.kill(ranks[0].pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{ranks[0].pid}").exists() and "Z" not in Path(f"/proc/{ranks[0].pid}/stat").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -140,9 +140,10 @@ def test_a_killed_scheduler_is_told_and_cleaned_away(followed: Followed) -> None
 def test_a_start_that_spins_in_its_warm_up_is_a_hang_with_its_frame(demo_model: Path) -> None:
     done = hsbench(
         *("serve", "--model", str(demo_model), "--device", "cpu", "--port", "0", "--name", "sabotaged"),
-        *("--silence", "20", "--timeout", "300"),
+        *("--silence", "20", "--timeout", "600"),
         PYTHONPATH=str(FAULTS),
         HS_TEST_SPIN="always",
+        HS_TEST_QUICK="1",
     )
     record = state.load("sabotaged")
     assert record is not None

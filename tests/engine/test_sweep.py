@@ -13,9 +13,11 @@ import pytest
 from tests.engine import tiny_models
 from tests.engine.conftest import Command
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 SPINS = "77"
+SABOTAGE = {"HS_TEST_SPIN": SPINS, "HS_TEST_LAG": "60"}
+"""The server and the client share the cores, so the client's delays would make starts invalid by chance."""
 VARIANTS = f"""
 [[variant]]
 name = "interval"
@@ -40,7 +42,7 @@ def arguments(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     model = tiny_models.make("llama", folder / "model", demo_model)
     (folder / "variants.toml").write_text(VARIANTS)
     loads = ["--output-len", "8", "--requests", "4", "--prefill-len", "64", "--input-len", "8"]
-    server = ["--model", str(model), "--device", "cpu", "--silence", "15", "--timeout", "300"]
+    server = ["--model", str(model), "--device", "cpu", "--silence", "15", "--timeout", "600"]
     plan = [
         "--variants",
         str(folder / "variants.toml"),
@@ -60,17 +62,23 @@ def starts(arguments: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def listen_to_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_it_goes_on_after_a_break_and_ends_with_a_verdict_on_each(hsbench: Command, arguments: list[str]) -> None:
-    env = {**hsbench.env, "HS_TEST_SPIN": SPINS}
+    env = {**hsbench.env, **SABOTAGE}
     command = [sys.executable, "-m", "workbench.cli", "bench", "--nccl-sweep", *arguments]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # Tests that a shell runs in the background inherit that the signal is ignored.
+    with subprocess.Popen(command, env=env, preexec_fn=listen_to_ctrl_c, **how) as child:  # noqa: PLW1509
         while len(starts(arguments)) < 2:
             assert child.poll() is None, child.stdout and child.stdout.read()
             time.sleep(0.2)
         child.send_signal(signal.SIGINT)
-        assert child.wait(120) == 130
+        assert child.wait(300) == 130
     before = starts(arguments)
-    done = hsbench("bench", "--nccl-sweep", *arguments, "--json", timeout=900, env={"HS_TEST_SPIN": SPINS})
+    done = hsbench("bench", "--nccl-sweep", *arguments, "--json", timeout=1200, env=SABOTAGE)
     assert done.returncode == 0, done.stderr[-3000:]
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert starts(arguments)[: len(before)] == before, "what was finished stays"
@@ -79,10 +87,8 @@ def test_it_goes_on_after_a_break_and_ends_with_a_verdict_on_each(hsbench: Comma
     assert "HUNG_SPIN" in rows["hangs"]["reason"]
     assert rows["wrong"]["verdict"] == "gate"
     assert rows["interval"]["verdict"] in ("same", "undecided", "slower", "faster")
-    # The server and the client share the cores, so some starts may be marked as limited by the client.
     measured = [s for s in starts(arguments) if s["start"]["variant"] == "interval" and s["outcome"] == "measured"]
-    invalid = [said for said in events[-1]["invalid"] if "CLIENT-LIMITED" in said]
-    assert len(measured) == 2 or invalid
+    assert len(measured) == 2, events[-1]["invalid"]
     assert events[-1]["complete"]
     shown = hsbench.ok("bench", "show", arguments[-1])
     assert "hung" in shown

@@ -1,14 +1,35 @@
 """Fixtures shared by the unit tests."""
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from patches import manage, plugin
+from patches.codemods import edit
 from tests.trees import release, releases, tree
 
 __all__ = ["dump_dir", "release", "releases", "tree"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process downloads SGLang's releases and edits them."""
+    for item in items:
+        if "releases" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("releases"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _an_edit_of_the_same_source_is_made_once() -> Iterator[None]:
+    """It is a pure function that takes seconds a file; the tests of the codemods call it as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        kept = functools.cache(edit)
+        for module in (manage, plugin):
+            patch.setattr(module, "edit", kept)
+        yield
 
 
 @pytest.fixture

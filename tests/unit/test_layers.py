@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "sglang", "textual", "httpx", "plotext", "numpy", "rich", "libcst", "transformers", "aiohttp"}
+HEAVY = {"torch", "sglang", "textual", "httpx", "plotext", "numpy", "rich", "libcst", "transformers", "aiohttp", "ray"}
 OURS = {"workbench", "probes", "patches", "bench"}
 MAY_IMPORT = {"patches": {"torch", "libcst", "sglang"}, "probes": {"torch", "safetensors", "transformers", "datasets"}}
 
@@ -53,6 +53,12 @@ def test_only_the_app_may_import_textual() -> None:
     for path in (p for name in OURS for p in (ROOT / name).rglob("*.py")):
         if ROOT / "workbench" / "tui" not in path.parents:
             assert "textual" not in set(imports(path)), path
+
+
+def test_only_one_module_of_the_application_knows_ray() -> None:
+    for path in (ROOT / "workbench").rglob("*.py"):
+        names_it = 'import_module("ray' in path.read_text(encoding="utf-8") or "ray" in set(imports(path))
+        assert names_it == (path.name == "ray_crew.py"), path
 
 
 def test_only_one_module_writes_to_the_terminal() -> None:

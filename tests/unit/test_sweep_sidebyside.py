@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.sweep.environment import GpuLook, judge
+from bench.sweep.environment import GpuLook, GpuWatch, judge
 from bench.sweep.gate import GateRecord, ReduceCheck
 from bench.sweep.journal import Settings
 from bench.sweep.records import Measured, Server
@@ -100,7 +100,7 @@ def test_nothing_is_measured_while_another_server_starts_and_none_is_left(tmp_pa
     assert launcher.alive == set()
 
 
-def test_a_start_that_does_not_count_is_made_again_beside_those_that_wait(tmp_path: Path) -> None:
+def test_a_start_that_does_not_count_is_made_again_on_a_free_machine(tmp_path: Path) -> None:
     launcher = Launcher()
     launcher.loses = ["the client was slow"] * 3
     events = run(launcher, 3, tmp_path, "a", "b")
@@ -143,3 +143,12 @@ def test_servers_that_wait_are_no_strangers_and_others_are() -> None:
         "GPU 0 was not free before the start: process 9 held memory",
         "process 9, not the server's, was on GPU 0",
     )
+
+
+def test_servers_that_were_started_since_the_watch_began_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = [frozenset[int](), frozenset({7})]
+    watch = GpuWatch(every_s=60, ours=lambda: waiting.pop(0))
+    monkeypatch.setattr(watch._clocks, "looks", lambda: (GpuLook(index=0),))
+    monkeypatch.setattr(watch._clocks, "holders", lambda: [Holder(0, 7, None), Holder(0, 8, None)])
+    watch.measuring(frozenset({8}))
+    assert watch.end().invalid == ()

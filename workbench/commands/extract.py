@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from workbench import output
+from workbench.commands import clustering
 from workbench.commands.params import Gibibytes, Seconds
 from workbench.errors import UsageError
 from workbench.server.specs import CAPTURE_HELP, ROUTES
@@ -46,8 +47,12 @@ class Shard(click.ParamType[Any]):
 )
 @click.argument("data", required=False, type=click.Path())
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- SGLANG FLAGS]")
-@click.option("--out", metavar="DIR", help="Where the data set goes.")
-@click.option("--resume", metavar="DIR", help="Go on with the job of DIR; other options given here replace its own.")
+@click.option("--out", metavar="DIR|URL", help="Where the data set goes: a folder, or such as s3://bucket/prefix.")
+@click.option("--staging", metavar="DIR", help="Where samples wait that go to a URL [default: the state folder].")
+@click.option("--staging-limit", type=Gibibytes(min=0), metavar="GIB", help="May wait there.")
+@click.option("--resume", metavar="DIR|URL", help="Go on with that job; other options given here replace its own.")
+@click.option("--merge", metavar="DIR", help="Make one data set of the shards in DIR; nothing is written twice.")
+@click.option("--check", is_flag=True, help="With --merge: compare the checksum of every file first.")
 @click.option("--preview", type=click.IntRange(min=1), metavar="N", help="Show the first N rows with their loss mask.")
 @click.option("--requested", metavar="DIR", hidden=True, help="Do what request.json asks for.")
 @click.option("--foreground", is_flag=True, help="Do the job in this process instead of a detached one.")
@@ -74,6 +79,7 @@ class Shard(click.ParamType[Any]):
 @click.option("--baseline", type=Seconds(min=0), default=10.0, metavar="S", help="Measure plain prefill so long first.")
 @click.option("--timeout", type=Seconds(min=1), default=900.0, metavar="S", help="For a start, and for one request.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a row (--preview) or an event.")
+@clustering.options
 def extract(data: str | None, preview: int | None, as_json: bool, resume: str | None, **rest: Any) -> int:
     """Make training data from DATA: a JSONL, Parquet or Arrow file, or a folder of them.
 
@@ -83,6 +89,13 @@ def extract(data: str | None, preview: int | None, as_json: bool, resume: str | 
     """
     from workbench.extract.job.files import Request
 
+    on_cluster, check = clustering.taken(rest), rest.pop("check")
+    if (target := rest.pop("merge")) is not None:
+        from workbench.commands.merging import merged
+
+        return merged(target, check, rest["python"], as_json)
+    if check:
+        raise UsageError("--check goes with --merge", "hsbench verify DIR --all checks a data set")
     if preview is not None:
         if data is None:
             raise UsageError("--preview needs DATA", "hsbench extract DATA --preview 3")
@@ -92,9 +105,12 @@ def extract(data: str | None, preview: int | None, as_json: bool, resume: str | 
     if requested is not None:
         return _in_foreground(_requested(requested), as_json)
     settings = _resumed(resume, data, rest) if resume is not None else _asked(data, rest)
+    from workbench.extract.merge import refuse_part_of_whole
     from workbench.server.secrets import mask_flags
 
-    request = Request(settings=settings, command=" ".join(mask_flags(tuple(sys.argv))))
+    refuse_part_of_whole(settings.folder)
+    cluster = clustering.cluster_of(on_cluster, settings, resume is not None)
+    request = Request(settings=settings, command=" ".join(mask_flags(tuple(sys.argv))), cluster=cluster)
     return _in_foreground(request, as_json) if foreground else _detached(request, as_json)
 
 
@@ -123,6 +139,7 @@ def _resumed(folder: str, data: str | None, rest: dict[str, Any]) -> "ExtractSet
     import msgspec
 
     from workbench.extract.job.files import JobFiles
+    from workbench.storage.address import is_url
 
     context = click.get_current_context()
     given = {k for k in rest if context.get_parameter_source(k) is click.core.ParameterSource.COMMANDLINE}
@@ -131,15 +148,33 @@ def _resumed(folder: str, data: str | None, rest: dict[str, Any]) -> "ExtractSet
             "--resume DIR knows DATA, --out, --shard and the server's flags",
             "leave them out, or give the first command",
         )
-    job = JobFiles(Path(folder)).load()
-    if job is None:
-        raise UsageError(f"there was no job in {folder}", "hsbench extract DATA --out DIR begins one")
-    new = _settings({**rest, "out": folder, "shard": (0, 1)})
-    given = (given - {"resume"}) | {"out"}  # the folder may have been moved
-    return msgspec.structs.replace(job.settings, **{NAMES.get(k, k): new[NAMES.get(k, k)] for k in given})
+    if is_url(folder):
+        folder, settings = _resumed_url(folder, rest["staging"])
+    else:
+        job = JobFiles(Path(folder)).load()
+        if job is None:
+            raise UsageError(f"there was no job in {folder}", "hsbench extract DATA --out DIR begins one")
+        settings = job.settings
+    new = _settings({**rest, "out": folder, "staging": None, "shard": (0, 1)})
+    given = (given - {"resume", "staging"}) | {"out"}  # the folder may have been moved
+    return msgspec.structs.replace(settings, **{NAMES.get(k, k): new[NAMES.get(k, k)] for k in given})
+
+
+def _resumed_url(url: str, staging: str | None) -> tuple[str, "ExtractSettings"]:
+    """The folder that stages a data set here, and its job's settings, kept here or at the URL."""
+    from workbench.extract.job.files import JobFiles
+    from workbench.storage.address import checked_url, local_folder, staging_folder
+    from workbench.storage.remote import load_settings
+
+    url = checked_url(url)
+    folder = local_folder(url) if staging is None else staging_folder(url, staging)
+    job = JobFiles(folder).load()
+    settings = job.settings if job is not None and job.settings.store == url else load_settings(url, folder)
+    return str(folder), settings
 
 
 NAMES = {
+    "staging_limit": "staging_bytes",
     "high_water": "high_water_bytes",
     "min_free": "min_free_bytes",
     "baseline": "baseline_s",
@@ -153,18 +188,30 @@ def _settings(rest: dict[str, Any]) -> dict[str, Any]:
     from workbench.probe.prompt import parse_layers
 
     number, of = rest["shard"]
-    out = _folder(rest["out"])
-    given = {NAMES.get(name, name): value for name, value in rest.items()}
-    for name in ("high_water_bytes", "min_free_bytes"):
+    given = {NAMES.get(name, name): value for name, value in rest.items() if name != "staging"}
+    for name in ("high_water_bytes", "min_free_bytes", "staging_bytes"):
         given[name] = None if given[name] is None else int(given[name] * GIB)
     given["layers"] = parse_layers(rest["layers"])
     given["model"] = _model(rest["model"], rest["python"])
-    given["out"] = out if of == 1 else os.path.join(out, f"shard_{number}-of-{of}")
+    given["out"], given["store"] = _place(rest["out"], (number, of), rest["staging"])
     if rest["dump_dir"] is not None:
         given["dump_dir"] = os.path.abspath(rest["dump_dir"])
     if rest["python"] is not None and os.sep in rest["python"]:
         given["python"] = os.path.abspath(os.path.expanduser(rest["python"]))
     return given
+
+
+def _place(out: str, shard: tuple[int, int], staging: str | None) -> tuple[str, str | None]:
+    """The folder to write into, and the URL where the data set goes from there, if it does."""
+    from workbench.storage.address import checked_url, is_url, shard_of, staging_folder
+
+    if is_url(out):
+        url = shard_of(checked_url(out), shard)
+        return _folder(str(staging_folder(url, staging))), url
+    if staging is not None:
+        raise UsageError("--staging goes with --out URL", "leave it out: a folder needs no staging")
+    number, of = shard
+    return _folder(out) if of == 1 else os.path.join(_folder(out), f"shard_{number}-of-{of}"), None
 
 
 def _folder(name: str) -> str:
@@ -197,7 +244,8 @@ def _in_foreground(request: "Request", as_json: bool) -> int:
     control, lines = Control(), Lines(request.settings.folder)
     control.on_signals()
     code = 0
-    for event in run(request, control):
+    work = () if request.cluster is None else (clustering.work_of(request),)
+    for event in run(request, control, *work):
         _show(event, as_json)
         if not as_json and (line := lines.of(event)):
             output.narrate(line)
@@ -240,17 +288,18 @@ def _detached(request: "Request", as_json: bool) -> int:
     offset = files.events.stat().st_size if files.events.exists() else 0
     process = detach.start(files)
     output.narrate(f"the job is process {process.pid}, log {harmless(str(files.log))}")
+    place = harmless(request.settings.place)
     event = None
     try:
         for event in detach.until_running(files, process, offset):
             _show(event, as_json)
     except KeyboardInterrupt:
-        output.narrate(f"the job goes on; hsbench job stop {harmless(str(files.out))} ends it")
+        output.narrate(f"the job goes on; hsbench job stop {place} ends it")
         raise
     if not isinstance(event, Ended):
-        output.narrate(f"it runs on by itself: hsbench watch {harmless(str(files.out))}")
+        output.narrate(f"it runs on by itself: hsbench watch {place}")
     if not as_json:
-        output.data(str(files.out))
+        output.data(request.settings.place)
     return event.exit_code if isinstance(event, Ended) else 0
 
 

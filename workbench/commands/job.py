@@ -1,6 +1,5 @@
 """`hsbench job`: the detached jobs of this machine."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,8 +17,8 @@ def job() -> None:
 
 
 @job.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-def pause(folder: Path) -> None:
+@click.argument("folder", metavar="DIR|URL")
+def pause(folder: str) -> None:
     """Send nothing more until hsbench job continue; what is under way is finished."""
     files = _running(folder)
     files.pause.touch()
@@ -27,8 +26,8 @@ def pause(folder: Path) -> None:
 
 
 @job.command(name="continue")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-def go_on(folder: Path) -> None:
+@click.argument("folder", metavar="DIR|URL")
+def go_on(folder: str) -> None:
     """Go on after hsbench job pause."""
     files = _running(folder)
     files.pause.unlink(missing_ok=True)
@@ -36,8 +35,8 @@ def go_on(folder: Path) -> None:
 
 
 @job.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-def stop(folder: Path) -> None:
+@click.argument("folder", metavar="DIR|URL")
+def stop(folder: str) -> None:
     """End a job in order; hsbench extract --resume DIR goes on."""
     from workbench.extract.job import detach
 
@@ -62,10 +61,11 @@ def list_jobs(as_json: bool) -> None:
         output.data(jobs_text(jobs))
 
 
-def _running(folder: Path) -> "JobFiles":
+def _running(folder: str) -> "JobFiles":
     from workbench.extract.job.files import JobFiles
+    from workbench.storage.address import local_folder
 
-    files = JobFiles(folder)
+    files = JobFiles(local_folder(folder))
     if files.load() is None:
         raise UsageError(f"there was no job in {folder}", "hsbench job list shows those there are")
     if files.running() is None:

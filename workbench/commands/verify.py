@@ -1,5 +1,6 @@
 """`hsbench verify`: audit a data set of hidden states."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,13 @@ from workbench.exitcodes import ExitCode
 
 if TYPE_CHECKING:
     from workbench.extract.audit.deep import ServerRecapture
+    from workbench.extract.audit.files import Fetch
     from workbench.extract.audit.run import VerifyOptions
     from workbench.extract.pool import WorkerPool
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR|URL")
 @click.option(
     "--sample", type=click.IntRange(min=1), metavar="N", help="Read N files whole, chosen at random [default: 200]."
 )
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 def verify(
-    folder: Path,
+    folder: str,
     *,
     sample: int | None,
     every: bool,
@@ -55,16 +57,21 @@ def verify(
     model: str | None,
     seed: int,
 ) -> int:
-    """Check the data set in FOLDER: files, index, values, masks, statistics, source. Exit code 1 on any fault."""
+    """Check the data set in DIR or at URL: files, index, values, masks, statistics, source. Exit code 1 on a fault."""
+    import msgspec
+
     from workbench.extract.audit.deep import ServerRecapture
+    from workbench.extract.audit.files import at_hand
     from workbench.extract.audit.run import SAMPLE, VerifyOptions
     from workbench.extract.pool import WorkerPool
     from workbench.server.engine import find_interpreter
+    from workbench.storage.address import is_url
+    from workbench.storage.mirror import Mirror
 
     if sample and every:
         raise UsageError("--sample and --all exclude each other", "give one of them")
     options = VerifyOptions(
-        folder=folder,
+        folder=Path(folder),
         sample=None if every else sample or SAMPLE,
         partial=partial,
         source=source,
@@ -74,17 +81,25 @@ def verify(
         seed=seed,
     )
     recapture = ServerRecapture(server, dump_dir, python) if server else None
-    with WorkerPool(find_interpreter(python), workers) as pool:
-        return _show(options, pool, recapture, "json" if as_json else "markdown" if markdown else "table")
+    how = "json" if as_json else "markdown" if markdown else "table"
+    with contextlib.ExitStack() as stack:
+        fetch = at_hand
+        if is_url(folder):
+            mirror = stack.enter_context(Mirror.of(folder))
+            options, fetch = msgspec.structs.replace(options, folder=mirror.folder, name=mirror.name), mirror.fetch
+        pool = stack.enter_context(WorkerPool(find_interpreter(python), workers))
+        return _show(options, pool, recapture, how, fetch)
 
 
-def _show(options: "VerifyOptions", pool: "WorkerPool", recapture: "ServerRecapture | None", how: str) -> int:
+def _show(
+    options: "VerifyOptions", pool: "WorkerPool", recapture: "ServerRecapture | None", how: str, fetch: "Fetch"
+) -> int:
     from workbench.extract.audit.report import Progress, VerifyReport
     from workbench.extract.audit.run import verify as operation
     from workbench.render.verify import progress_text, verify_markdown, verify_text
 
     code = ExitCode.INTERNAL
-    for event in operation(options, pool, recapture):
+    for event in operation(options, pool, recapture, fetch):
         if isinstance(event, Progress):
             output.narrate(progress_text(event))
         elif not isinstance(event, VerifyReport):

@@ -20,7 +20,7 @@ TERMINAL_S, LINE_S = 2.0, 30.0
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR|URL")
 @click.option("--once", is_flag=True, help="Look once.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a look.")
 @click.option(
@@ -34,8 +34,10 @@ TERMINAL_S, LINE_S = 2.0, 30.0
     type=click.Path(path_type=Path),
     help="The folder of req_N of a run that is not a job of hsbench [default: searched].",
 )
-def watch(folder: Path, *, once: bool, as_json: bool, every: float | None, dump_dir: Path | None) -> int:
+def watch(folder: str, *, once: bool, as_json: bool, every: float | None, dump_dir: Path | None) -> int:
     """Show the run whose data set is in DIR, until it is over. Ctrl-C ends the watching, not the run.
+
+    At a URL, what is stored is shown, or all that the job tells if it runs on this machine.
 
     A run that is not a job of hsbench is watched through its files; what is estimated from them has a ~. It counts as
     over only if its side files tell how many rows there will be.

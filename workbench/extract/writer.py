@@ -191,6 +191,11 @@ class DatasetWriter:
                     next_step or f"{self.quarantine} has them with the reasons; hsbench probe checks the server",
                 )
 
+    @property
+    def waiting(self) -> int:
+        """Rows that have a line here and are not yet where the data set goes."""
+        return 0
+
     def finalise(self) -> list[str]:
         """Write the files that readers want beside the samples, from the index alone; may be called at any time.
 
@@ -206,8 +211,22 @@ class DatasetWriter:
         self.index.close()
 
 
-def finalise(folder: Path, record: RunRecord, lines: list[IndexLine], pool: WorkerPool) -> list[str]:
-    """Make the side files of a data set from its index; each is replaced atomically."""
+def finalise(
+    folder: Path,
+    record: RunRecord,
+    lines: list[IndexLine],
+    pool: WorkerPool,
+    files: dict[str, str] | None = None,
+) -> list[str]:
+    """Make the side files of a data set from its index; each is replaced atomically.
+
+    Args:
+        folder: Of the data set.
+        record: The run.
+        lines: The index.
+        pool: Workers.
+        files: By row number, files below `folder` with ids and masks for the Arrow data set; by default the samples.
+    """
     written = [line for line in lines if line.status == "written"]
     kind = layout(record.format)
     made = []
@@ -215,7 +234,7 @@ def finalise(folder: Path, record: RunRecord, lines: list[IndexLine], pool: Work
         replace_json(folder / name, value, indent=None if name.endswith("lengths.json") else 2)
         made.append(name)
     if kind.arrow and written:
-        files = {str(line.index): line.file for line in written}
+        files = files if files is not None else {str(line.index): line.file for line in written}
         rows = 1 + max((line.index for line in written), default=-1)
         made += pool.call("write_arrow", folder=str(folder), files=files, rows=rows)["files"]
     return made

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from workbench.probe.prompt import Prompt
-from workbench.server.specs import Capture, Device
+from workbench.server.specs import DEFAULT_PORT, Capture, Device
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """SGLang's, for a server that is started."""
     final: str = "pre"
     """Side of the final norm that a server which is started records: `pre`, `post` or `both`."""
+    port: int = DEFAULT_PORT
+    """Of a server that is started, unless it is taken."""
 
 
 class ProbeOptions(ServerOptions, frozen=True, kw_only=True):

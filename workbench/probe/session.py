@@ -128,6 +128,7 @@ def _start(options: ServerOptions) -> Generator[ServerEvent, None, Target]:
         name=options.name,
         python=options.python,
         device=options.device,
+        port=options.port,
         flags=options.flags,
         dump=DumpSpec(
             str(folder.absolute()),

@@ -41,5 +41,8 @@ def jobs_text(jobs: list[KnownJob]) -> str:
     """A table of jobs."""
     if not jobs:
         return "no job was started here"
-    rows = [[one.state, f"{one.written:,}/{one.rows:,}", str(one.pid or "-"), harmless(one.folder)] for one in jobs]
+    rows = [
+        [one.state, f"{one.written:,}/{one.rows:,}", str(one.pid or "-"), harmless(one.store or one.folder)]
+        for one in jobs
+    ]
     return plain_table("", ["state", "samples", "process", "folder"], rows, left=4)

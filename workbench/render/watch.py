@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from workbench.extract.watch.view import RunView
 from workbench.render.charts import chart
+from workbench.render.shards import shards_left, shards_table
 from workbench.render.text import columns, duration, harmless, room, short, size, speaks_unicode
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def on_terminal() -> bool:
 def watch_line(view: RunView) -> str:
     """All in one line. ``~`` stands before an estimate."""
     state = [] if view.state == "running" and not view.why else [_state(view)]
-    parts = [*state, *(text for _, text in _facts(view))]
+    behind = [f"slowest {harmless(view.slowest_shard)}"] if view.slowest_shard else []
+    parts = [*state, *(text for _, text in _facts(view)), *behind]
     return (" · " if speaks_unicode() else " | ").join(parts)
 
 
@@ -56,6 +58,9 @@ def watch_block(view: RunView, width: int, bar: bool) -> "Group":
     for label, text in (*_facts(view), *_more(view)):
         grid.add_row(Text(label, style="dim"), Text(text.removeprefix(f"{label} ")))
     parts.append(grid)
+    if view.shards:
+        parts.append(shards_table(view))
+        parts.append(Text(shards_left(view)))
     if plot := _plot(view, width):
         parts.append(Text(plot))
     return Group(*parts)
@@ -78,6 +83,8 @@ def _facts(view: RunView) -> list[tuple[str, str]]:
     if view.waiting_bytes is not None:
         waiting = room(view.waiting_bytes, view.high_water_bytes or None)
         found.append(("waiting", f"waiting {_about(view, 'waiting_bytes')}{waiting}"))
+    if view.upload_bytes:
+        found.append(("upload", f"to upload {size(view.upload_bytes)}"))
     if view.free_bytes is not None:
         found.append(("disk", f"disk {room(view.free_bytes)} free"))
     trouble = [f"{count} {name}" for name, count in (("restarts", view.restarts), ("retries", view.retries)) if count]
@@ -132,6 +139,8 @@ def _more(view: RunView) -> list[tuple[str, str]]:
     slow = [f"row {one.index}: {duration(one.seconds)} for {one.tokens:,} tokens" for one in view.slowest[:SLOWEST]]
     if slow:
         found.append(("slowest", "; ".join(slow)))
+    if view.slowest_shard:
+        found.append(("behind", harmless(view.slowest_shard)))
     found += [(told.level, f"{_row(told.index)}{harmless(told.text)}") for told in view.messages]
     if view.next_step:
         found.append(("next", harmless(view.next_step)))

@@ -3,13 +3,20 @@
 Python imports this module at start-up when its folder is on PYTHONPATH. The file named by `HS_TEST_FAULT` holds
 `shift` (every block is captured one block late), `swap` (the rows of the first two requests of a pass change
 places, their token ids do not), `nan`, `slow` or nothing. With `HS_TEST_SPIN` the first forward pass, which is the
-warm-up's, never ends; if it holds a number, only in a server that was given this `--random-seed`.
+warm-up's, never ends; if it holds a number, only in a server that was given this `--random-seed`. With
+`HS_TEST_HANG` the first server that is sent a row of a job while that file is there takes it away and hangs. With
+`HS_TEST_SILENCE` a job takes its server for hung after so many seconds, not a minute. `HS_TEST_QUICK` makes the start
+of a server cheap (`quick_start.py`). With `HS_TEST_LAG` a load's own delays matter from so many seconds on.
 """
 
+import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +26,8 @@ from typing import Any
 
 RECORDER = "sglang._hs.recorder"
 RUNNER = "sglang.srt.model_executor.model_runner"
+ROW = re.compile(r"hs-[0-9a-f]{6}-\d+-\d+-\d+")
+"""Request id of a row of an extraction: run, start, row, try."""
 
 
 def fault() -> str:
@@ -78,6 +87,38 @@ def plant_spin(runner: Any) -> None:
     runner.ModelRunner.forward = spin_in_the_warm_up
 
 
+def plant_hang(runner: Any) -> None:
+    """Replace the model runner's forward pass."""
+    forward = runner.ModelRunner.forward
+    place = os.environ["HS_TEST_HANG"]
+
+    def hang_at_a_row(self: Any, batch: Any, *args: Any, **how: Any) -> Any:
+        """Spin for ever, unless another server was first."""
+        if os.path.exists(place) and any(ROW.fullmatch(rid) for rid in batch.rids or ()):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(place, f"{place}.taken")
+                while True:
+                    pass
+        return forward(self, batch, *args, **how)
+
+    runner.ModelRunner.forward = hang_at_a_row
+
+
+def plant_silence(stall: Any) -> None:
+    """Shorten how long a job waits before it looks, and before it believes what it sees."""
+    from workbench.supervision.verdict import Limits
+
+    seconds = float(os.environ["HS_TEST_SILENCE"])
+    stall.QUIET_S = seconds
+    stall.Watch = functools.partial(stall.Watch, limits=Limits(silence_s=seconds, fresh_s=seconds / 2))
+
+
+def plant_patience(load: Any) -> None:
+    """On a busy machine no start would count; a unit test has the real bounds."""
+    load.LAG_P99_S = float(os.environ["HS_TEST_LAG"])
+    load.CPU_SHARE = math.inf
+
+
 class AfterImport(importlib.abc.MetaPathFinder):
     """Lets one module load as usual, then plants hooks in it."""
 
@@ -104,7 +145,17 @@ class AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
+if os.environ.get("HS_TEST_QUICK") and "sglang.launch_server" in sys.orig_argv:
+    import quick_start
+
+    sys.meta_path.insert(0, AfterImport("multiprocessing.context", quick_start.plant))
 if "HS_TEST_FAULT" in os.environ:
     sys.meta_path.insert(0, AfterImport(RECORDER, plant_faults))
+if "HS_TEST_SILENCE" in os.environ:
+    sys.meta_path.insert(0, AfterImport("workbench.extract.job.stall", plant_silence))
+if "HS_TEST_LAG" in os.environ:
+    sys.meta_path.insert(0, AfterImport("bench.load.load", plant_patience))
+if "HS_TEST_HANG" in os.environ:
+    sys.meta_path.insert(0, AfterImport(RUNNER, plant_hang))
 if "HS_TEST_SPIN" in os.environ:
     sys.meta_path.insert(0, AfterImport(RUNNER, plant_spin))

@@ -1,8 +1,9 @@
 """Reading sample files with all cores, and comparing each with its line in the index."""
 
 import concurrent.futures
+import contextlib
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +20,15 @@ CHECKS = {"unreadable": "files", "shape": "tensors", "ids": "ids", "mask": "mask
 """The check that a fault of `probes.audit.Fault` counts for."""
 
 
+Fetch = Callable[[str], contextlib.AbstractContextManager[None]]
+"""Has a file, named by its path below the data set's folder, lie there for a while."""
+
+
+def at_hand(file: str) -> contextlib.AbstractContextManager[None]:
+    """For a data set whose files are there anyway."""
+    return contextlib.nullcontext()
+
+
 class FilesRead(msgspec.Struct, frozen=True):
     """What the files hold, by row, and what is wrong with them."""
 
@@ -28,7 +38,7 @@ class FilesRead(msgspec.Struct, frozen=True):
 
 
 def read_files(
-    found: Found, rows: Sequence[int], pool: WorkerPool, model: str | None
+    found: Found, rows: Sequence[int], pool: WorkerPool, model: str | None, fetch: Fetch = at_hand
 ) -> Generator[Progress, None, FilesRead]:
     """Read the files of these rows whole, as many at once as the pool has workers.
 
@@ -37,13 +47,14 @@ def read_files(
         rows: Rows that have a file.
         pool: Workers.
         model: Model folder whose final norm the last states are compared with; None leaves that out.
+        fetch: For files that are not there.
     """
     audits: dict[int, dict[str, Any]] = {}
     began = told = time.monotonic()
     nbytes = 0
     many = min(pool.size, 1 + len(rows) // FILES_A_WORKER)
     with concurrent.futures.ThreadPoolExecutor(many, "verify") as threads:
-        waiting = {threads.submit(_audit, found, row, pool, model): row for row in rows}
+        waiting = {threads.submit(_audit, found, row, pool, model, fetch): row for row in rows}
         try:
             for future in concurrent.futures.as_completed(waiting):
                 audits[waiting[future]] = future.result()
@@ -59,17 +70,18 @@ def read_files(
     return FilesRead(audits, tuple(_problems(found, audits)), seconds)
 
 
-def _audit(found: Found, row: int, pool: WorkerPool, model: str | None) -> dict[str, Any]:
+def _audit(found: Found, row: int, pool: WorkerPool, model: str | None, fetch: Fetch) -> dict[str, Any]:
     states = found.record.states if found.record is not None else None
-    whole: dict[str, Any] = pool.call(
-        "audit_file",
-        path=str((found.folder / found.files[row]).absolute()),
-        kind=found.layout.name,
-        tensors=len(states.after_block) + 1 if states else None,
-        hidden_size=states.hidden_size if states else None,
-        dtype=states.dtype if states else None,
-        model=model,
-    )
+    with fetch(found.files[row]):
+        whole: dict[str, Any] = pool.call(
+            "audit_file",
+            path=str((found.folder / found.files[row]).absolute()),
+            kind=found.layout.name,
+            tensors=len(states.after_block) + 1 if states else None,
+            hidden_size=states.hidden_size if states else None,
+            dtype=states.dtype if states else None,
+            model=model,
+        )
     return whole
 
 

@@ -1,5 +1,6 @@
 """The audit as an operation: a generator of notes and progress, the report last."""
 
+import contextlib
 import random
 import time
 from collections.abc import Generator, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from workbench.extract.audit import bands, deep
-from workbench.extract.audit.files import FilesRead, read_files
+from workbench.extract.audit.files import Fetch, FilesRead, at_hand, read_files
 from workbench.extract.audit.report import Check, Problem, Progress, VerifyReport, outcome
 from workbench.extract.audit.source import against_arrow, against_source
 from workbench.extract.audit.structure import Found, look
@@ -24,6 +25,8 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to look at."""
 
     folder: Path
+    name: str = ""
+    """What people call the data set by, where that is not its folder."""
     sample: int | None = SAMPLE
     """Files read whole, chosen at random; None means all. The structure is always looked at whole."""
     partial: bool = False
@@ -38,7 +41,7 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(
-    options: VerifyOptions, pool: WorkerPool, server: deep.Recapture | None = None
+    options: VerifyOptions, pool: WorkerPool, server: deep.Recapture | None = None, fetch: Fetch = at_hand
 ) -> Iterator[Note | Progress | VerifyReport]:
     """Audit a data set. The report comes last; it names every problem and never raises for one.
 
@@ -46,6 +49,7 @@ def verify(
         options: What to look at.
         pool: Workers in an interpreter with torch; files are read by as many as it has.
         server: Captures samples again; see `deep.ServerRecapture`.
+        fetch: For files that are not in the folder; only their sizes are then.
 
     Raises:
         UsageError: there is no data set.
@@ -55,8 +59,9 @@ def verify(
     found = look(options.folder, options.partial)
     model = options.model or _model_of(found)
     rows = _chosen(found, options)
-    yield Note(f"{options.folder}: {len(found.files)} samples of {found.layout.name}, reading {len(rows)}")
-    read = yield from read_files(found, rows, pool, model)
+    place = options.name or options.folder
+    yield Note(f"{place}: {len(found.files)} samples of {found.layout.name}, reading {len(rows)}")
+    read = yield from read_files(found, rows, pool, model, fetch)
     problems, checks = [*found.problems, *read.problems], []
     outside, medians = bands.judge(_facts(read), found.files)
     problems += outside
@@ -67,7 +72,11 @@ def verify(
     checks.append(check)
     broken = {problem.index for problem in problems if problem.check == "files"}
     sound = [row for row in rows if row not in broken]
-    more, several = yield from _deeper(options, found, sound, pool, server)
+    few = sorted(random.Random(options.seed).sample(sound, min(options.deep, len(sound))))
+    with contextlib.ExitStack() as there:
+        for row in few if server is not None or options.reference else []:
+            there.enter_context(fetch(found.files[row]))
+        more, several = yield from _deeper(options, found, few, pool, server)
     problems += more
     checks += several
     if options.partial:
@@ -86,12 +95,11 @@ def verify(
 def _deeper(
     options: VerifyOptions,
     found: Found,
-    sound: list[int],
+    few: list[int],
     pool: WorkerPool,
     server: deep.Recapture | None,
 ) -> Generator[Note, None, tuple[list[Problem], list[Check]]]:
     """Compare a few of the samples that can be read with a server and with transformers, as far as asked for."""
-    few = sorted(random.Random(options.seed).sample(sound, min(options.deep, len(sound))))
     model, more, checks = options.model or _model_of(found), [], []
     if server is not None:
         yield Note(f"capturing {len(few)} samples again")
@@ -185,7 +193,7 @@ def _report(
     bad = any(not problem.warning for problem in problems)
     assert bad == any(check.outcome == "failed" for check in checks), "a problem without a check"
     return VerifyReport(
-        folder=str(options.folder),
+        folder=options.name or str(options.folder),
         format=found.layout.name,
         samples=len(found.files),
         checked=len(read.audits),

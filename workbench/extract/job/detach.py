@@ -36,7 +36,7 @@ def ask(files: JobFiles, request: Request) -> None:
     Raises:
         UsageError: a job runs there already, or the folder cannot be written, or holds what is not ours.
     """
-    if load_record(files.out) is None:
+    if load_record(files.out) is None and request.cluster is None:
         refuse_used_folder(files.out)  # before anything is put there
     with files.locked():
         files.save_request(request)

@@ -76,6 +76,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     waiting_bytes: int = 0
     """In the dump folder, or on the way there."""
     high_water_bytes: int = 0
+    upload_bytes: int = 0
+    """Of finished samples that wait in the staging folder for the data set's URL."""
     dump_n: int = -1
     """Highest N of the `req_N` that came."""
     free_bytes: int = 0

@@ -25,7 +25,7 @@ import psutil
 from workbench.errors import UsageError
 from workbench.extract.durable import replace_bytes
 from workbench.extract.job.events import JobEvent
-from workbench.extract.job.settings import ExtractSettings
+from workbench.extract.job.settings import Cluster, ExtractSettings
 from workbench.server import processes, state
 from workbench.server.state import ServerRecord
 
@@ -37,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: ExtractSettings
     command: str = ""
+    cluster: Cluster | None = None
+    """Many machines are to do it."""
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     since_boot: float
     """With `pid`, the process's identity: see `workbench.server.processes`."""
     started: float
+    host: str = ""
+    """The machine that the process is on; empty in what an older release wrote."""
     settings: ExtractSettings
     """Of the last start that was not refused; of the first one otherwise."""
     command: str = ""
@@ -61,6 +65,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     """URL of the server in use."""
     plain_tok_s: float | None = None
     """Prefill rate of this server and these rows without recording, measured once."""
+    cluster: Cluster | None = None
+    """The job hands shards out, and does none itself."""
 
     @property
     def request_prefix(self) -> str:

@@ -3,7 +3,7 @@
 import shutil
 import threading
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -16,8 +16,19 @@ SPARE_BYTES = 1 << 20
 class Closed(msgspec.Struct, frozen=True):
     """Why no sample is sent just now. `back-pressure` passes by itself as samples are written; the others may not."""
 
-    kind: Literal["back-pressure", "dump folder", "disk", "person"]
+    kind: Literal["back-pressure", "dump folder", "disk", "storage", "person"]
     why: str
+
+
+class Uploads(Protocol):
+    """Where samples go on to when the folder of the data set only stages them."""
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of finished samples that are not there yet."""
+
+    def closed(self, flying: int, nbytes: int) -> Closed | None:
+        """Why `nbytes` more must wait while `flying` are on their way here; raises what ends the run."""
 
 
 def free_bytes(folder: Path) -> int:
@@ -37,10 +48,20 @@ class Gate:
         high_water: Bytes that may wait there.
         min_free: Bytes to leave free where the data set goes.
         pause: A file that is there while a person wants the job to pause.
+        uploads: Where samples go on to from `out`, if they do.
     """
 
-    def __init__(self, out: Path, dump_dir: Path, *, high_water: int, min_free: int, pause: Path) -> None:
-        self.out, self.dump_dir, self.pause = out, dump_dir, pause
+    def __init__(
+        self,
+        out: Path,
+        dump_dir: Path,
+        *,
+        high_water: int,
+        min_free: int,
+        pause: Path,
+        uploads: Uploads | None = None,
+    ) -> None:
+        self.out, self.dump_dir, self.pause, self.uploads = out, dump_dir, pause, uploads
         self.high_water, self.min_free = high_water, min_free
         self._waiting = 0
         self._lock = threading.Lock()
@@ -66,6 +87,8 @@ class Gate:
             return Closed("person", f"paused by hand; hsbench job continue {self.out} goes on")
         if self._waiting and self._waiting + nbytes > self.high_water:
             return Closed("back-pressure", "the dump folder holds as much as may wait there")
+        if self.uploads is not None and (held := self.uploads.closed(self._waiting, nbytes)) is not None:
+            return held
         return self.no_room(nbytes)
 
     def may_write(self, nbytes: int) -> bool:

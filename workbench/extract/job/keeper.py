@@ -267,4 +267,5 @@ def _options(settings: ExtractSettings) -> ServerOptions:
         timeout_s=settings.timeout_s,
         flags=settings.flags,
         final="post" if settings.format == "specforge" else "pre",
+        port=settings.port,
     )

@@ -181,6 +181,8 @@ def high_water(settings: ExtractSettings, dump_dir: Path, longest: int, bytes_pe
 def refuse_no_space(settings: ExtractSettings, left: Estimate, bytes_per_token: int) -> None:
     """Raise Missing when what is left to write cannot fit, by the lower end of its estimate."""
     free, needed = free_bytes(settings.folder), left.tokens_low * bytes_per_token
+    if settings.store is not None:  # samples only pass through
+        needed = min(needed, left.longest * bytes_per_token)
     if needed + settings.min_free_bytes > free:
         about = "" if left.looked_at == left.rows else "at least "
         raise Missing(

@@ -23,17 +23,20 @@ class KnownJob(msgspec.Struct, frozen=True, kw_only=True):
     """One of `events.State`, or `killed`."""
     written: int
     rows: int
+    store: str = ""
+    """URL where the data set goes from the folder, if it does."""
 
 
 def note(folder: Path) -> None:
     """Remember a job's folder."""
     state_dir().mkdir(parents=True, exist_ok=True)
-    if str(folder) not in _folders():
+    if str(folder) not in folders():
         with open(state_dir() / "jobs.jsonl", "ab", buffering=0) as file:
             file.write(msgspec.json.encode(str(folder)) + b"\n")
 
 
-def _folders() -> list[str]:
+def folders() -> list[str]:
+    """Every folder that a job was started in, the oldest first."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError):
         for line in (state_dir() / "jobs.jsonl").read_bytes().splitlines():
@@ -44,7 +47,7 @@ def _folders() -> list[str]:
 
 def known_jobs() -> Iterator[KnownJob]:
     """Every job whose folder is still there, the oldest first."""
-    for folder in _folders():
+    for folder in folders():
         with contextlib.suppress(UsageError):
             found = look(JobFiles(Path(folder)))
             if found is not None:
@@ -68,4 +71,5 @@ def look(files: JobFiles) -> KnownJob | None:
         state="killed" if over else last.state,
         written=picture.written,
         rows=picture.rows,
+        store=job.settings.store or "",
     )

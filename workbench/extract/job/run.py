@@ -1,9 +1,10 @@
 """The extraction operation: a generator of events that are journalled before anybody sees them."""
 
+import platform
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import psutil
@@ -37,7 +38,15 @@ class Control:
             signal.signal(number, stop)
 
 
-def run(request: Request, control: Control) -> Iterator[JobEvent]:
+Work = Callable[[JobFiles, JobFile, Request, Callable[[], bool]], Iterator[JobEvent]]
+"""What a start does, with its folder locked: see `Start` for the arguments."""
+
+
+def _alone(files: JobFiles, job: JobFile, request: Request, stopping: Callable[[], bool]) -> Iterator[JobEvent]:
+    return Start(files, job, request, stopping).events()
+
+
+def run(request: Request, control: Control, work: Work = _alone) -> Iterator[JobEvent]:
     """Extract, or go on with what was begun. Ends with an `Ended`, or raises after writing one down.
 
     Raises:
@@ -48,7 +57,7 @@ def run(request: Request, control: Control) -> Iterator[JobEvent]:
         job = _begin(files, request)
         journal = Journal(files)
         try:
-            for told in Start(files, job, request, lambda: control.stopping).events():
+            for told in work(files, job, request, lambda: control.stopping):
                 event = msgspec.structs.replace(told, start=job.start) if isinstance(told, Ended) else told
                 journal.append(event)
                 yield event
@@ -88,12 +97,14 @@ def _begin(files: JobFiles, request: Request) -> JobFile:
         pid=me.pid,
         since_boot=processes.since_boot(me),
         started=time.time(),
+        host=platform.node(),
         settings=kept.settings if kept else request.settings,
         command=kept.command if kept else request.command,
         accepted=kept is not None,
         dump_dir=kept.dump_dir if kept else "",
         server=kept.server if kept else "",
         plain_tok_s=before.plain_tok_s if before else None,
+        cluster=kept.cluster if kept else request.cluster,
     )
     files.save(job)
     roster.note(files.out)

@@ -6,7 +6,7 @@ import msgspec
 
 from workbench.extract.dataset import DatasetSettings
 from workbench.extract.record import Format
-from workbench.server.specs import Capture, Device
+from workbench.server.specs import DEFAULT_PORT, Capture, Device
 
 GIB = 1 << 30
 
@@ -16,6 +16,11 @@ class ExtractSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     data: str
     out: str
+    """The data set's folder; of one that goes to a URL, the folder that stages it."""
+    store: str | None = None
+    """URL of a data set that does not stay on this machine."""
+    staging_bytes: int | None = None
+    """Bytes that may wait for their upload; None means half of what is free there, 64 GiB at most."""
     format: Format = "speculators-v1"
     layers: tuple[int, ...] | None = None
     """Blocks; None takes what the server records."""
@@ -33,6 +38,8 @@ class ExtractSettings(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None
     flags: tuple[str, ...] = ()
     """SGLang's, for a server that is started."""
+    port: int = DEFAULT_PORT
+    """Of a server that is started, unless it is taken."""
     keep: bool = False
     """Leave a server that was started for the job running."""
     concurrency: int = 32
@@ -54,9 +61,30 @@ class ExtractSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> Path:
-        """Where the data set goes."""
+        """Where the data set goes, or is staged."""
         return Path(self.out)
+
+    @property
+    def place(self) -> str:
+        """What people call the data set by: its URL or its folder."""
+        return self.store or self.out
 
     def dataset(self, model: str | None) -> DatasetSettings:
         """The data set's part, with the tokenizer's folder."""
         return DatasetSettings(path=self.data, model=model, max_seq_len=self.max_seq_len, form=self.form)
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines of a run on Ray. None means what the cluster itself offers."""
+
+    address: str
+    """`auto`, or what `ray start` told."""
+    servers: int | None = None
+    gpus: int | None = None
+    """For each server; 0 takes none."""
+    shards: int | None = None
+    """None means four a server, as far as there are rows."""
+    merge: bool = True
+    """Make one data set of the shards at the end."""
+    lease_s: float = 60.0
+    """What runs on a node ends when it has not heard of the driver for so long; only then is its shard given away."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from workbench.errors import Missing, UsageError
+from workbench.errors import CheckFailed, Missing, UsageError
 from workbench.extract.dataset import Dataset, Tally
 from workbench.extract.durable import leftovers
 from workbench.extract.job import preflight
 from workbench.extract.job.arrivals import Arrivals
 from workbench.extract.job.estimate import Estimate, estimate
-from workbench.extract.job.events import Ended, JobEvent, Preflight, Progress, Told
+from workbench.extract.job.events import Ended, JobEvent, Preflight, Progress, State, Told
 from workbench.extract.job.files import JobFile, JobFiles, Request
 from workbench.extract.job.flow import Flow, Limits, Parts
 from workbench.extract.job.gate import Gate, free_bytes
@@ -29,6 +29,7 @@ from workbench.render.text import size
 from workbench.server.client import SglangClient
 from workbench.server.engine import find_interpreter
 from workbench.server.events import describe
+from workbench.storage.remote import Remote
 from workbench.worker import Worker
 
 
@@ -58,15 +59,17 @@ class Start:
         self.settings = request.settings
         self._stopping = stopping
         self._stack = contextlib.ExitStack()
+        self._remote: Remote | None = None
 
     def events(self) -> Iterator[JobEvent]:
         """Work, until the data set is whole or the job is told to stop."""
         yield Progress(time=time.time(), state="preflight")
         with self._stack as stack:
+            yield from self._open_store()
             pool = stack.enter_context(WorkerPool(self._python(), self.settings.writers))
             data = Dataset.open(self.settings.dataset(self._tokenizer()), stack.enter_context(Worker(pool.python)))
             yield _note(_described(data, self.settings.shard))
-            old = load_record(self.settings.folder)
+            old = load_record(self.settings.folder) if self._remote is None else self._remote.record()
             writer = None
             if old is None:
                 preflight.refuse_used_folder(self.settings.folder)
@@ -76,9 +79,20 @@ class Start:
                 yield from self._recover(writer)
             left = [row for row in self._rows(data) if writer is None or row not in writer.index]
             if not left and writer is not None:
-                yield self._end(writer)
+                yield from self._finish(writer)
                 return
             yield from self._with_server(data, left, pool, writer)
+
+    def _open_store(self) -> Iterator[JobEvent]:
+        """Find out first of all whether the data set can go where it is to go."""
+        if self.settings.store is None:
+            return
+        self._remote = Remote.open(self.settings, self.job.run)
+        self._stack.callback(self._remote.close)
+        yield _note(f"{self.settings.store} takes objects and gives them back; staged in {self.settings.out}")
+        if not self._remote.store.exclusive:
+            text = "this store makes an object twice without a word: take care that only one job writes there"
+            yield Told(time=time.time(), text=text, level="warning")
 
     def _python(self) -> str:
         record = None if self.settings.url else self.files.load_server(self.settings.name)
@@ -112,7 +126,10 @@ class Start:
         )
 
     def _writer(self, record: RunRecord, pool: WorkerPool) -> DatasetWriter:
-        writer = DatasetWriter(self.settings.folder, record, pool, max_bad=self.settings.max_bad)
+        if self._remote is not None:
+            writer: DatasetWriter = self._remote.writer(record, pool)
+        else:
+            writer = DatasetWriter(self.settings.folder, record, pool, max_bad=self.settings.max_bad)
         self._stack.callback(writer.close)
         return writer
 
@@ -132,7 +149,7 @@ class Start:
     def _with_server(
         self, data: Dataset, left: list[int], pool: WorkerPool, writer: DatasetWriter | None
     ) -> Iterator[JobEvent]:
-        guess = estimate(data, left, check=writer is None)
+        guess = self._estimate(data, left, first=writer is None)
         if guess.shortest is None:
             yield from self._only_refused(data, left, writer)
             return
@@ -159,6 +176,22 @@ class Start:
         self._remember(keeper, record)
         yield from self._flow(work, keeper, writer, gate)
 
+    def _estimate(self, data: Dataset, left: list[int], *, first: bool) -> Estimate:
+        """Tokens of the rows left, and a sample to probe with: of another shard, where this one has refused rows only.
+
+        Raises:
+            CheckFailed: too many rows of the data set are refused; a shard may be worse off than all of it.
+        """
+        try:
+            return estimate(data, left, check=first)
+        except CheckFailed:
+            if self.settings.shard == (0, 1):
+                raise
+            data.tally = Tally()
+            whole = estimate(data, range(data.rows))
+            guess = estimate(data, left, check=False)
+            return msgspec.structs.replace(guess, shortest=guess.shortest or whole.shortest)
+
     def _only_refused(self, data: Dataset, left: list[int], writer: DatasetWriter | None) -> Iterator[JobEvent]:
         """What to do when no sample was seen among the rows that are left."""
         if writer is None:
@@ -170,7 +203,7 @@ class Start:
             else:
                 yield _note(f"row {row.index} is a sample after many refused ones; the same command goes on with it")
                 break
-        yield self._end(writer)
+        yield from self._finish(writer)
 
     def _remember(self, keeper: Keeper, record: RunRecord) -> None:
         """Write down what a later start needs to have the same server, and what watches look at."""
@@ -199,11 +232,7 @@ class Start:
         parts = Parts(keeper, arrivals, lanes, writer, gate, counts)
         limits = self._limits(keeper, writer, work.dump_per_token)
         yield from Flow(work.data.samples(work.left), limits, parts, self._stopping).run()
-        counts.look(lanes, arrivals, gate)
-        yield counts.picture("finishing")
-        ended = self._end(writer)
-        yield counts.picture(ended.state)
-        yield ended
+        yield from self._finish(writer, lambda: counts.look(lanes, arrivals, gate), counts)
 
     @staticmethod
     def _limits(keeper: Keeper, writer: DatasetWriter, dump_per_token: int) -> Limits:
@@ -219,7 +248,13 @@ class Start:
             high_water=preflight.high_water(self.settings, keeper.target_dir, longest, per_token),
             min_free=self.settings.min_free_bytes,
             pause=self.files.pause,
+            uploads=self._uploads(longest * per_token),
         )
+
+    def _uploads(self, longest: int) -> Remote | None:
+        if self._remote is not None:
+            self._remote.set_limit(longest)
+        return self._remote
 
     def _plain(self, work: Work, keeper: Keeper) -> float | None:
         """Plain prefill, measured once a run, on a server that is known to record our requests only."""
@@ -229,6 +264,8 @@ class Start:
             return self.job.plain_tok_s
         rows = preflight.baseline_rows(work.data.samples(work.left), self.settings)
         work.data.tally = Tally()
+        if not rows:
+            return None
         self.job = msgspec.structs.replace(self.job, plain_tok_s=preflight.plain_prefill(keeper, rows, self.settings))
         self.files.save(self.job)
         return self.job.plain_tok_s
@@ -253,6 +290,27 @@ class Start:
             plain_tok_s=plain,
         )
 
+    def _finish(
+        self, writer: DatasetWriter, look: Callable[[], None] | None = None, counts: Counts | None = None
+    ) -> Iterator[JobEvent]:
+        """Bring what is done to where it goes, make the side files, and say what there is."""
+
+        def at(state: State, why: str = "") -> Iterator[JobEvent]:
+            if look is not None and counts is not None:
+                look()
+                yield from counts.waiting(state, why)
+
+        yield from at("finishing")
+        if self._remote is not None:
+            for why in self._remote.drain(self._stopping):
+                yield from at("paused" if why else "finishing", why)
+            for why in self._remote.insist(writer.finalise, self._stopping):
+                yield from at("paused", why)
+        ended = self._end(writer)
+        if counts is not None:
+            yield counts.picture(ended.state)
+        yield ended
+
     def _end(self, writer: DatasetWriter) -> Ended:
         """Make the side files, and say what there is. A stop must not fail because the disk is full."""
         lines = writer.index.lines()
@@ -265,15 +323,17 @@ class Start:
         bad = sum(line.status == "quarantined" for line in lines)
         text = (
             f"{len(whole):,} samples, {sum(line.tokens for line in whole):,} tokens, "
-            f"{size(sum(line.nbytes for line in whole))} in {self.settings.out}"
+            f"{size(sum(line.nbytes for line in whole))} in {self.settings.place}"
         )
         text += f"; {len(lines) - len(whole) - bad} rows refused" if len(lines) - len(whole) - bad else ""
         text += f"; {bad} in quarantine, {writer.quarantine}" if bad else ""
-        if missing:
-            step = f"hsbench extract --resume {self.settings.out}"
-            return Ended(time=time.time(), state="stopped", message=f"{text}; {missing:,} rows to go", next_step=step)
+        text += f"; {missing:,} rows to go" if missing else ""
+        text += f"; {writer.waiting:,} rows wait in {self.settings.out} to be stored" if writer.waiting else ""
+        if missing or writer.waiting:
+            step = f"hsbench extract --resume {self.settings.place}"
+            return Ended(time=time.time(), state="stopped", message=text, next_step=step)
         return Ended(
-            time=time.time(), state="done", message=text, next_step=f"hsbench verify {self.settings.out} --all"
+            time=time.time(), state="done", message=text, next_step=f"hsbench verify {self.settings.place} --all"
         )
 
 

@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from workbench.extract.index import IndexLine
 from workbench.extract.job.arrivals import Arrivals
@@ -96,9 +96,15 @@ class Counts:
                 "in_flight": len(lanes.flying),
                 "waiting_bytes": gate.waiting,
                 "high_water_bytes": gate.high_water,
+                "upload_bytes": gate.uploads.waiting if gate.uploads is not None else 0,
                 "dump_n": arrivals.highest,
                 "free_bytes": free_bytes(gate.out),
             }
+
+    def waiting(self, state: State, why: str) -> Iterator[Progress]:
+        """A picture in this state, if the state is another or the last picture is old."""
+        if self.pause(state, why) or self._clock() - self._told >= EVERY_S:
+            yield self.picture()
 
     def due(self) -> Progress | None:
         """A picture if the last one is old, or no longer true."""

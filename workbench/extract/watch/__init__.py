@@ -18,8 +18,8 @@ class Run(Protocol):
         """Look once."""
 
 
-def run_in(folder: Path, dump_dir: Path | None = None) -> Run:
-    """The run whose data set is in `folder`. `dump_dir` is only needed for runs without a job.
+def run_in(place: str | Path, dump_dir: Path | None = None) -> Run:
+    """The run whose data set is in a folder or at a URL. `dump_dir` is only needed for runs without a job.
 
     Raises:
         UsageError: there is none.
@@ -27,7 +27,19 @@ def run_in(folder: Path, dump_dir: Path | None = None) -> Run:
     from workbench.extract.job.files import JobFiles
     from workbench.extract.watch.foreign import ForeignRun
     from workbench.extract.watch.own import OwnRun
+    from workbench.extract.watch.shards import ShardsRun, is_sharded
+    from workbench.storage.address import checked_url, is_url, local_folder
 
+    folder = local_folder(place) if isinstance(place, str) else place
+    if isinstance(place, str) and is_url(place):
+        from workbench.storage.watch import StoreRun
+
+        job = JobFiles(folder).load()  # what the job here tells is newer, and more
+        here = job is not None and job.settings.store == checked_url(place)
+        if not here or JobFiles(folder).running() is None:
+            return StoreRun(place)
+    if is_sharded(folder):
+        return ShardsRun(folder)
     return ForeignRun(folder, dump_dir) if JobFiles(folder).load() is None else OwnRun(folder)
 
 

@@ -3,6 +3,7 @@
 Rates are differences of the job's own counters, which stand still while it waits: so pauses are in none of them.
 """
 
+import platform
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +15,14 @@ from workbench.extract.job.events import Ended, JobEvent, Preflight, Progress, S
 from workbench.extract.job.files import JobFile, JobFiles, recent
 from workbench.extract.watch.view import HISTORY, MESSAGES, NOW_S, RunView
 
+TAIL = 1 << 18
+"""Bytes of the events that are read at first."""
 BIN_S = 5.0
 """Seconds of work that one point of the history stands for, at least."""
 SILENT_S = 30.0
 """A job at work tells where it is every few seconds; after this long without, that is worth a word."""
+LOST_S = 120.0
+"""A job on another machine, whose process cannot be looked up, that told nothing for so long is taken for killed."""
 STARTING: frozenset[str] = frozenset({"preflight", "restarting"})
 """States in which a server's start may take minutes without a word."""
 
@@ -100,6 +105,7 @@ def view(known: Known, job: JobFile, running: bool, now: float, folder: str) -> 
         folder=folder,
         time=now,
         dump_dir=job.dump_dir,
+        host=job.host,
         messages=known.told,
         history=known.history,
         **state,
@@ -116,8 +122,8 @@ def _state(known: Known, job: JobFile, running: bool, now: float) -> dict[str, A
     if not running:
         return {
             "state": "killed",
-            "why": f"its process {job.pid} is gone and told no end",
-            "next_step": f"hsbench extract --resume {job.settings.out}",
+            "why": f"its process {job.pid}{_place(job)} is gone and told no end",
+            "next_step": f"hsbench extract --resume {job.settings.place}",
         }
     if known.ended is not None or known.last < job.started:
         return {"state": "preflight"}
@@ -125,6 +131,10 @@ def _state(known: Known, job: JobFile, running: bool, now: float) -> dict[str, A
     if silent > SILENT_S and known.state not in STARTING:
         return {"state": known.state, "why": f"the job told nothing for {silent:.0f} s"}
     return {"state": known.state, "why": known.progress.why if known.progress and known.state != "preflight" else ""}
+
+
+def _place(job: JobFile) -> str:
+    return f" on {job.host}" if job.host and job.host != platform.node() else ""
 
 
 def _of_this_start(ended: Ended, job: JobFile) -> bool:
@@ -144,7 +154,7 @@ def _counts(known: Known) -> dict[str, Any]:
             "high_water_bytes": before.high_water_bytes,
         }
     same = ("rows", "written", "refused", "quarantined", "tokens", "nbytes", "in_flight", "waiting_bytes")
-    told = ("high_water_bytes", "free_bytes", "restarts", "retries", "slowest")
+    told = ("high_water_bytes", "upload_bytes", "free_bytes", "restarts", "retries", "slowest")
     return {
         **{name: getattr(last, name) for name in (*same, *told)},
         "tokens_expected": last.tokens_expected or None,
@@ -199,8 +209,9 @@ class OwnRun:
     step_s = 1.0
     """Seconds between two looks, at most, for an end to be seen soon."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tail: int = TAIL) -> None:
         self.files = JobFiles(folder)
+        self._tail = tail
         self._known = Known()
         self._offset: int | None = None
 
@@ -215,9 +226,17 @@ class OwnRun:
         if job is None:
             raise UsageError(f"{self.files.job} is gone", "was the data set's folder moved or removed?")
         if self._offset is None:
-            events, self._offset = recent(self.files.events)
+            events, self._offset = recent(self.files.events, self._tail)
         else:
             events, self._offset = recent(self.files.events, offset=self._offset)
         for event in events:
             self._known = take(self._known, event)
-        return view(self._known, job, running, time.time(), str(self.files.out))
+        now = time.time()
+        return view(self._known, job, running or _heard(self._known, job, now), now, str(self.files.out))
+
+
+def _heard(known: Known, job: JobFile, now: float) -> bool:
+    """Whether a job of another machine is taken for running, by what it told."""
+    if not job.host or job.host == platform.node():
+        return False
+    return now - max(known.last, job.started) <= (job.settings.timeout_s if known.state in STARTING else LOST_S)

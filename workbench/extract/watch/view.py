@@ -32,10 +32,38 @@ ViewState = Literal[
 first file, `still` when no file came for long."""
 
 
+class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard of a run of several. None is what is not known."""
+
+    shard: str
+    """Its folder's name."""
+    state: str
+    """One of `ViewState`."""
+    server: str = ""
+    node: str = ""
+    """Where it is, or was last."""
+    verdict: str = ""
+    """Of its server, where a cluster's driver tells one."""
+    rows: int | None = None
+    done: int = 0
+    """Rows that need nothing more."""
+    tok_s: float | None = None
+    """Now; of a shard that is over, on average."""
+    of_median: float | None = None
+    """`tok_s` as a share of the median of the shards at work."""
+    waiting_bytes: int | None = None
+    upload_bytes: int | None = None
+    restarts: int = 0
+    waits_for: str = ""
+    """What holds it up: see `watch.together.MEANS`."""
+    why: str = ""
+
+
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a run. None is what cannot be known; rates are per second, pauses left out where they are known."""
 
-    kind: Literal["own", "foreign"]
+    kind: Literal["own", "foreign", "shards"]
+    """`shards` are several jobs without one that tells of all."""
     folder: str
     time: float
     state: ViewState
@@ -68,6 +96,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """Highest N of the `req_N` that came."""
     waiting_bytes: int | None = None
     high_water_bytes: int | None = None
+    upload_bytes: int | None = None
+    """Of finished samples that wait for the upload, where the data set goes to a URL."""
     free_bytes: int | None = None
     restarts: int = 0
     retries: int = 0
@@ -81,6 +111,12 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the fields above that are estimates."""
     at_least: tuple[str, ...] = ()
     """Names of the fields above that are lower bounds."""
+    host: str = ""
+    """The machine that the job runs on, or ran."""
+    shards: tuple[ShardRow, ...] = ()
+    """Of a run of several, those that need a person first."""
+    slowest_shard: str = ""
+    """Which of those at work is behind, and why, in one line."""
     schema: int = 1
 
     @property

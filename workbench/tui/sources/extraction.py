@@ -192,7 +192,7 @@ class ExtractionSource:
     def _list(self, now: float) -> tuple[RunRow, ...]:
         book = load_book()
         named = {one.folder for one in book.attached}
-        folders = dict.fromkeys([*(one.folder for one in book.attached), *reversed(roster._folders())])
+        folders = dict.fromkeys([*(one.folder for one in book.attached), *reversed(roster.folders())])
         self._seen = {folder: seen for folder, seen in self._seen.items() if folder in folders}
         self._look_at_one_foreign(book.attached, now)
         rows = [self._row(folder, folder in named) for folder in folders]
@@ -260,7 +260,7 @@ class ExtractionSource:
         except HsbenchError as error:
             self._runs.pop(folder, None)
             return Detail(folder=folder, problem=error.message, next_step=error.next_step)
-        if view.kind == "foreign":
+        if view.kind != "own" or job is None:
             self._views[folder] = (now, view)
             self._seen.pop(folder, None)
             return Detail(folder=folder, view=view)

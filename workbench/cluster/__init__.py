@@ -1,0 +1,1 @@
+"""One extraction on many machines: a driver hands out shards, hands on the nodes do them, each with its server."""

@@ -1,0 +1,147 @@
+"""`index/part-NNNNNN.jsonl`: what is done, in objects that are written once. They are the truth; all else is derived.
+
+A part holds lines of the index whose samples are stored and compared. Its number is one more than the highest there
+was, and it is only made if there is none of that number. So of two jobs that write to one URL only one can record
+anything: a job begins with a part that only says who it is, and an older one that still runs finds its next number
+taken and ends.
+"""
+
+import os
+import platform
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from workbench.errors import CheckFailed
+from workbench.extract.index import INDEX_FILE, IndexLine
+from workbench.extract.job.files import FOLDER as JOB_FOLDER
+from workbench.extract.record import RECORD_FILE, RunRecord
+from workbench.storage.errors import TakenOver
+from workbench.storage.store import Store
+
+FOLDER = "index"
+_NAME = re.compile(r"index/part-(\d{6,})\.jsonl")
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """The line with which a start of the job takes the URL for itself."""
+
+    claim: str
+    """Host and process."""
+    run: str = ""
+    time: float = 0.0
+
+
+def part_name(number: int) -> str:
+    """The object of a part."""
+    return f"{FOLDER}/part-{number:06d}.jsonl"
+
+
+def numbers(names: Sequence[str]) -> list[int]:
+    """The numbers of the parts among these names, in order."""
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def lines_of(data: bytes, name: str) -> tuple[list[IndexLine], list[Claim]]:
+    """A part's lines.
+
+    Raises:
+        CheckFailed: one cannot be read.
+    """
+    lines, claims = [], []
+    for number, text in enumerate(data.splitlines(), start=1):
+        try:
+            if text.startswith(b'{"claim"'):
+                claims.append(msgspec.json.decode(text, type=Claim))
+            else:
+                lines.append(msgspec.json.decode(text, type=IndexLine))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise CheckFailed(f"{name}, line {number}: {error}", "hsbench verify says what is whole") from None
+    return lines, claims
+
+
+class Parts:
+    """The parts at a URL, read and added to."""
+
+    def __init__(self, store: Store, run: str = "") -> None:
+        self._store, self._run = store, run
+        self._next = 0
+        self._claimed = False
+        self._lock = threading.Lock()
+        self.sealed = False
+        """Whether the shard's index object is there: all is done, and nothing was added since."""
+
+    def load(self) -> dict[int, IndexLine]:
+        """The last line of every row, whatever start wrote it."""
+        found: dict[int, IndexLine] = {}
+        there = numbers(list(self._store.names(FOLDER)))
+        names = [part_name(number) for number in there]
+        for name, data in zip(names, self._store.read_many(names), strict=True):
+            for line in lines_of(data, name)[0]:
+                found[line.index] = line
+        self._next = there[-1] + 1 if there else 0
+        self.sealed = self._store.has(INDEX_FILE)
+        return found
+
+    def claim(self) -> None:
+        """Take the URL for this process; call it before `load`, whose lines are then all there will be of others."""
+        there = numbers(list(self._store.names(FOLDER)))
+        self._next = there[-1] + 1 if there else 0
+        self._claim()
+
+    def _claim(self) -> None:
+        me = Claim(claim=f"{platform.node()}, process {os.getpid()}", run=self._run, time=time.time())
+        self._make(msgspec.json.encode(me) + b"\n")
+        self._claimed = True
+
+    def append(self, lines: Sequence[IndexLine]) -> None:
+        """Make one part more.
+
+        Raises:
+            TakenOver: another job made it.
+            StorageError: it could not be made; the same call may be made again.
+        """
+        with self._lock:
+            if not self._claimed:
+                self._claim()
+            if self.sealed:
+                self._store.remove([INDEX_FILE])
+                self.sealed = False
+            self._make(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    def _make(self, data: bytes) -> None:
+        name = part_name(self._next)
+        try:
+            self._store.create(name, data)
+        except FileExistsError:
+            raise self._taken(name) from None
+        self._next += 1
+
+    def _taken(self, name: str) -> TakenOver:
+        _, claims = lines_of(self._store.read(name) or b"", name)
+        who = claims[0].claim if claims else "another job"
+        return TakenOver(
+            f"{self._store.url} was taken over by {who}; nothing more is recorded here",
+            f"hsbench watch {self._store.url}; end that job before this one is resumed",
+        )
+
+    def seal(self, record: RunRecord, lines: Sequence[IndexLine], folder: Path) -> None:
+        """Say that all is there: the run's description, then the whole index, which is the last object of a run.
+
+        Args:
+            record: The run.
+            lines: One for each of its rows, all of them in parts.
+            folder: On this machine, for the index on its way.
+        """
+        self._store.replace(RECORD_FILE, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+        whole = folder / JOB_FOLDER / INDEX_FILE
+        whole.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(whole, "wb") as file:
+            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
+        self._store.put(whole, INDEX_FILE, replace=True)
+        whole.unlink()
+        self.sealed = True
