@@ -19,7 +19,7 @@ from workbench.storage.store import Store
 
 pytestmark = pytest.mark.engine
 
-ROWS = 12
+ROWS = 30
 URL = "s3://samples/run"
 BATCHING = 0.03
 """What a state may differ by, relative to its size, when rows were batched in another way: bfloat16 has 8 bits."""
@@ -64,7 +64,7 @@ def test_a_run_to_s3_that_is_cut_and_killed_goes_on_on_another_machine(
         command = [sys.executable, "-m", "workbench.cli", "extract", str(data), "--out", URL, *some, "--foreground"]
         with open(log, "ab") as out:
             process = subprocess.Popen(
-                [*command, "--concurrency", "2", "--staging", str(tmp_path / "one")],
+                [*command, "--concurrency", "1", "--staging", str(tmp_path / "one")],
                 stdout=out,
                 stderr=out,
                 env={**hsbench.env, **env},

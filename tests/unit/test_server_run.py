@@ -280,7 +280,7 @@ def test_the_server_outlives_the_process_that_started_it(engine: Engine) -> None
 def test_a_server_that_falls_silent_is_said_to_be(begin: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.server.survey.ASK_TIMEOUT_S", 0.5)
     record = begin()
-    assert [seen.state for seen in survey()] == ["starting"]
+    assert [seen.state for seen in survey()] in (["starting"], ["ready"]), "it may have been quick"
     list(wait_ready(record, 30))
     os.kill(record.pid, signal.SIGSTOP)
     assert [seen.state for seen in survey()] == ["silent"]
