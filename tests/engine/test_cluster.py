@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from tests.engine.conftest import Command
+from tests.engine.distances import distances
 from tests.engine.human_eval import chats
 
 pytestmark = pytest.mark.engine
@@ -134,16 +134,6 @@ def through_object_stores(cluster: Any) -> list[int]:
     return [int(each[-1]) for each in told]
 
 
-def distances(one: Path, other: Path) -> Iterator[float]:
-    """Of every row, the greatest mean per-token relative distance of a state; ids and masks must be equal."""
-    for index in range(ROWS):
-        a, b = (torch.load(out / f"rows_0-2000/data_{index}.pt", weights_only=True) for out in (one, other))
-        assert torch.equal(a["input_ids"], b["input_ids"])
-        assert torch.equal(a["loss_mask"], b["loss_mask"])
-        pairs = zip(a["hidden_states"], b["hidden_states"], strict=True)
-        yield max(float(((x.float() - y.float()).norm(dim=1) / x.float().norm(dim=1)).mean()) for x, y in pairs)
-
-
 def test_a_lost_node_a_killed_driver_and_a_hung_server_cost_no_row(
     hsbench: Command, machines: Any, demo_model: Path, data: Path
 ) -> None:
@@ -201,7 +191,7 @@ def test_a_lost_node_a_killed_driver_and_a_hung_server_cost_no_row(
     assert "24 of 24 rows are done" in hsbench("extract", "--resume", str(out), "--foreground").stderr
     assert not processes("workbench.cluster.hand")
     assert not servers_of_hands(), "a server is left"
-    assert max(distances(alone, out)) <= REPEATS
+    assert max(distances(ROWS, alone, out)) <= REPEATS
     stores = through_object_stores(cluster)
     assert len(stores) == 3
     assert max(stores) < 10_000, "states went through Ray"

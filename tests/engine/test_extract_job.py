@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.engine.conftest import Command
+from tests.engine.distances import distances
 from tests.engine.human_eval import chats
 
 pytestmark = pytest.mark.engine
@@ -117,16 +117,6 @@ def index_of(out: Path) -> dict[int, dict[str, Any]]:
     return {line["index"]: line for line in lines}
 
 
-def distances(one: Path, other: Path) -> Iterator[float]:
-    """Of every sample, the greatest mean per-token relative distance of a state; ids and masks must be equal."""
-    for index in range(ROWS):
-        a, b = (torch.load(out / f"rows_0-2000/data_{index}.pt", weights_only=True) for out in (one, other))
-        assert torch.equal(a["input_ids"], b["input_ids"])
-        assert torch.equal(a["loss_mask"], b["loss_mask"])
-        pairs = zip(a["hidden_states"], b["hidden_states"], strict=True)
-        yield max(float(((x.float() - y.float()).norm(dim=1) / x.float().norm(dim=1)).mean()) for x, y in pairs)
-
-
 def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
     hsbench: Command, server: str, data: Path, undisturbed: Path
 ) -> None:
@@ -156,11 +146,11 @@ def test_whatever_is_killed_the_data_set_is_that_of_an_undisturbed_run(
     assert {path.name for path in out.iterdir()} == {path.name for path in undisturbed.iterdir()}
     audit = hsbench.json("verify", str(out), "--all")
     assert (audit["verdict"], audit["checked"]) == ("ok", ROWS)
-    disturbed = max(distances(undisturbed, out))
+    disturbed = max(distances(ROWS, undisturbed, out))
     if report := os.environ.get("HSBENCH_TEST_REPORT"):
         repeat = data.parent / "repeat"
         hsbench.ok("extract", str(data), *options(repeat, 5), "--foreground")
-        own = max(distances(undisturbed, repeat))
+        own = max(distances(ROWS, undisturbed, repeat))
         Path(report).write_text(json.dumps({"repeated": own, "killed": disturbed, "kills": killed, "seed": SEED}))
     assert disturbed <= REPEATS
 

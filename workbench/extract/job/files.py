@@ -83,6 +83,15 @@ class JobFiles:
         self.job, self.events = self.folder / "job.json", self.folder / "events.jsonl"
         self.log, self.pause = self.folder / "job.log", self.folder / "pause"
 
+    def stamp(self) -> tuple[int, ...]:
+        """Changes whenever the job tells something; empty without a job."""
+        found: list[int] = []
+        for path in (self.job, self.events):
+            with contextlib.suppress(OSError):
+                facts = path.stat()
+                found += [facts.st_mtime_ns, facts.st_size]
+        return tuple(found)
+
     def load(self) -> JobFile | None:
         """The last job here, None when there was none.
 

@@ -67,7 +67,7 @@ class ShardsRun:
 
     def _view(self, folder: Path) -> RunView | None:
         """One shard; None while it has no job that can be read."""
-        stamp = _stamp(folder)
+        stamp = JobFiles(folder).stamp()
         if folder in self._seen and self._seen[folder][0] == stamp:
             return self._seen[folder][1]
         with contextlib.suppress(UsageError):
@@ -77,16 +77,6 @@ class ShardsRun:
                 self._seen[folder] = (stamp, view)
             return view
         return None
-
-
-def _stamp(folder: Path) -> tuple[int, ...]:
-    files = JobFiles(folder)
-    found: list[int] = []
-    for path in (files.job, files.events):
-        with contextlib.suppress(OSError):
-            facts = path.stat()
-            found += [facts.st_mtime_ns, facts.st_size]
-    return tuple(found)
 
 
 def _division(folders: Sequence[Path], cluster: Iterable[str]) -> tuple[int, int | None]:

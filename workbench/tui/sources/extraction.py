@@ -203,7 +203,7 @@ class ExtractionSource:
         files = JobFiles(Path(folder))
         if not attached and not files.out.is_dir():
             return RunRow(folder=folder, kind="lost", problem="the folder is gone")
-        stamp = _stamp(files)
+        stamp = files.stamp()
         before = self._seen.get(folder)
         if before is not None and before.stamp == stamp and before.row.running == _runs(files):
             return msgspec.structs.replace(before.row, attached=attached)
@@ -320,16 +320,6 @@ def _row_of(job: KnownJob, attached: bool) -> RunRow:
         running=job.pid is not None,
         attached=attached,
     )
-
-
-def _stamp(files: JobFiles) -> tuple[int, ...]:
-    """Changes whenever the job tells something; empty without a job."""
-    found: list[int] = []
-    for path in (files.job, files.events):
-        with contextlib.suppress(OSError):
-            facts = path.stat()
-            found += [facts.st_mtime_ns, facts.st_size]
-    return tuple(found)
 
 
 def _runs(files: JobFiles) -> bool:
