@@ -2,9 +2,10 @@
 
 Starts three servers of the same model and flags side by side, `bare` (records nothing), `recorder`, and `plain` (copies
 and saves inside the forward pass, one request at a time: what one would write first), and drives them one at a time,
-in alternating blocks, for each prompt length. Then it runs `hsbench extract` on the recording server, measures what the
-host takes by itself (disk, dump folder, copies from the GPU), and compares a few requests alone, in a batch and with a
-float32 reference. Prints ratios with 95 % intervals over the rounds; everything goes into a JSON file too.
+in alternating blocks, for each prompt length. Then it runs `hsbench extract` on the recording server, each time between
+a block of plain prefill and plain writing to the same disk, measures what the host takes by itself (dump folder, copies
+from the GPU), and compares a few requests alone, in a batch and with a float32 reference. Prints ratios with 95 %
+intervals over the rounds; everything goes into a JSON file too.
 
 On the CPU: ``python -m bench.capture_overhead --length 128 --concurrency 4 --block 10 --rounds 3``. With `--shape`, a
 random checkpoint of a large model's shape is made in `--work` first. Two such runs may share a host with two GPUs:
@@ -16,7 +17,6 @@ import contextlib
 import fcntl
 import json
 import os
-import random
 import shutil
 import statistics
 import subprocess
@@ -30,9 +30,10 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench import capture_safety
+from bench import capture_extraction, capture_safety
+from bench.capture_extraction import HSBENCH
 from bench.gpu_check import SHAPES
-from bench.host_rates import host_rates
+from bench.host_rates import memory_rates
 from bench.prefill_load import Load, interval
 from workbench.extract.job.arrivals import Arrivals
 from workbench.probe.evidence import read_json
@@ -41,7 +42,6 @@ from workbench.server.client import SglangClient
 from workbench.server.engine import find_engine
 from workbench.server.flags import DUMP, with_defaults
 
-HSBENCH = [sys.executable, "-m", "workbench.cli"]
 VARIANTS = ("bare", "recorder", "plain")
 GIB = 1 << 30
 
@@ -136,53 +136,6 @@ def _rss(process: psutil.Process) -> int:
     return 0
 
 
-def extraction(options: argparse.Namespace, server: Server) -> dict[str, Any]:
-    """`hsbench extract` of random rows on the recording server: its own counts, and its wall time."""
-    source = options.out.with_suffix(".rows.jsonl")
-    chance = random.Random(5)
-    with open(source, "w", encoding="utf-8") as file:
-        for _ in range(options.samples):
-            ids = [chance.randrange(5, options.vocabulary) for _ in range(options.length[0])]
-            file.write(json.dumps({"input_ids": ids}) + "\n")
-    if server.arrivals is not None:
-        server.arrivals.close()
-        server.arrivals = None
-    command = [*HSBENCH, "extract", str(source), "--out", str(options.data), "--name", f"overhead-{server.name}"]
-    command += ["--foreground", "--json", "--baseline", "0", "--concurrency", str(options.concurrency)]
-    command += ["--min-free", "0.1", *(["--writers", str(options.writers)] if options.writers else [])]
-    before = psutil.disk_io_counters()
-    done = subprocess.run(command, env=options.env, capture_output=True, text=True, check=False)
-    os.sync()
-    after = psutil.disk_io_counters()
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    pictures = [event for event in events if event.get("type") == "Progress" and event["tokens_here"]]
-    if done.returncode or not pictures:
-        raise SystemExit(f"the extraction failed:\n{done.stderr[-3000:]}")
-    last = pictures[-1]
-    return {
-        "samples": last["samples_here"],
-        "tokens": last["tokens_here"],
-        "bytes": last["bytes_here"],
-        "seconds": last["seconds_here"],
-        "tok_s": last["tokens_here"] / last["seconds_here"],
-        "gb_s": last["bytes_here"] / last["seconds_here"] / 1e9,
-        "steady_tok_s": _steady(pictures),
-        "disk_bytes_per_byte": (after.write_bytes - before.write_bytes) / last["bytes_here"]
-        if before and after
-        else None,
-        "pictures": [[p["seconds_here"], p["tokens_here"], p["in_flight"], p["waiting_bytes"]] for p in pictures],
-    }
-
-
-def _steady(pictures: list[dict[str, Any]]) -> float | None:
-    """Without the ramp and the drain: between the first and the last picture with a full house."""
-    full = [p for p in pictures if p["in_flight"] >= max(q["in_flight"] for q in pictures) * 0.75]
-    if len(full) < 2 or full[-1]["seconds_here"] <= full[0]["seconds_here"]:
-        return None
-    tokens = full[-1]["tokens_here"] - full[0]["tokens_here"]
-    return float(tokens / (full[-1]["seconds_here"] - full[0]["seconds_here"]))
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Start, alternate, extract, check, stop."""
     servers = {name: Server(name, options) for name in options.variants}
@@ -195,9 +148,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if "plain" in servers:
             _add_block(found, options, 0, servers["plain"], options.length[0])
         if options.samples:
-            with _alone(options):
-                found["extraction"] = extraction(options, servers["recorder"])
-                found["host"] = host_rates(options.data, options.dumps, options.disk_bytes, options.writers)
+            _extractions(found, options, servers)
         if not options.no_checks and "recorder" in servers:
             _check(found, options, servers)
     finally:
@@ -219,6 +170,24 @@ def _add_block(found: dict[str, Any], options: argparse.Namespace, number: int, 
         found["blocks"].append({"round": number, **server.block(length)})
     _keep(found, options)
     _say(found["blocks"][-1])
+
+
+def _extractions(found: dict[str, Any], options: argparse.Namespace, servers: dict[str, Server]) -> None:
+    """Whole extractions, each with the ceilings of its round: plain prefill before it, the disk after it."""
+    found["extractions"] = []
+    recorder = servers["recorder"]
+    for number in range(options.extractions):
+        with _alone(options):
+            bare = servers["bare"].block(options.length[0])["tok_s"] if "bare" in servers else None
+            if recorder.arrivals is not None:  # it takes dumps that it did not expect for its own
+                recorder.arrivals.close()
+                recorder.arrivals = None
+            done = capture_extraction.extraction(options, f"overhead-{recorder.name}")
+            found["extractions"].append({"round": number, "bare_tok_s": bare, **done})
+        _keep(found, options)
+        print(capture_extraction.line(found["extractions"][-1]), flush=True)
+    with _alone(options):
+        found["host"] = memory_rates(options.dumps, options.disk_bytes, options.writers)
 
 
 def _check(found: dict[str, Any], options: argparse.Namespace, servers: dict[str, Server]) -> None:
@@ -281,8 +250,10 @@ def report(found: dict[str, Any]) -> None:
     if first:
         ratio = statistics.fmean(b["tok_s"] for b in first) / plain[0]["tok_s"]
         print(f"recorder / plain way        {ratio:.2f}")
+    for line in capture_extraction.summary(found["extractions"]) if "extractions" in found else ():
+        print(line)
     if "host" in found:
-        _report_extraction(found)
+        print("host, GB/s " + ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in found["host"].items()))
     for line in capture_safety.summary(found["checks"]) if "checks" in found else ():
         print(line)
 
@@ -300,22 +271,6 @@ def _report_ratio(blocks: list[dict[str, Any]], length: int, what: str, key: str
             f"recorder / bare, {length:5} tokens {mean:.4f} ± {half:.4f} over {len(pairs)} rounds "
             f"by the {what}; bare {bare:,.0f} tok/s"
         )
-
-
-def _report_extraction(found: dict[str, Any]) -> None:
-    done, host = found["extraction"], found["host"]
-    length = found["blocks"][0]["length"]
-    rates = [b["tok_s"] for b in found["blocks"] if b["variant"] == "bare" and b["length"] == length]
-    bare, disk = statistics.fmean(rates), host["disk"] / (done["bytes"] / done["tokens"])
-    steady = done["steady_tok_s"] or done["tok_s"]
-    print(
-        f"extraction to disk          {done['tok_s']:,.0f} tok/s whole, {steady:,.0f} steady, {done['gb_s']:.2f} GB/s"
-    )
-    print(f"plain prefill, disk alone   {bare:,.0f} tok/s, {disk:,.0f} tok/s")
-    print("host, GB/s                  " + ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in host.items()))
-    if (written := done["disk_bytes_per_byte"]) is not None:
-        print(f"disk bytes a dataset byte   {written:.3f}")
-    print(f"extraction / smaller        {steady / min(bare, disk):.4f}")
 
 
 def parsed() -> argparse.Namespace:
@@ -338,7 +293,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--together", action="store_true", help="start the servers at the same time")
     parser.add_argument("--samples", type=int, default=0, help="rows of the extraction; 0 leaves it out")
+    parser.add_argument("--extractions", type=int, default=1, help="how often, each with ceilings of its own")
     parser.add_argument("--writers", type=int, help="of the extraction")
+    parser.add_argument("--disk-threads", type=int, nargs="+", default=[4, 12, 28], help="the best is the disk's rate")
     parser.add_argument("--recorder-writers", type=int, default=4)
     parser.add_argument("--no-checks", action="store_true", help="leave out batch against alone, and the reference")
     parser.add_argument("--lock", type=Path, help="measure only while holding this file's lock")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,28 +30,37 @@ print(json.dumps(found))
 """
 
 
-def host_rates(disk: Path, dumps: Path, nbytes: int, threads: int | None) -> dict[str, float]:
+def memory_rates(dumps: Path, nbytes: int, threads: int | None) -> dict[str, float]:
     """Bytes a second, by what was written to or copied; without a GPU there are no copies.
 
     Args:
-        disk: A folder beside this one is written to.
         dumps: The dump folder, which is written to with one thread and with many.
-        nbytes: To write to each.
+        nbytes: To write.
         threads: As many as the extraction's writers.
     """
     many = threads or psutil.cpu_count() or 1
-    found = {"disk": written(disk.with_name("disk-rate"), nbytes, many)}
-    found["dump folder, one thread"] = written(dumps / "rate", nbytes // 4, 1)
+    found = {"dump folder, one thread": written(dumps / "rate", nbytes // 4, 1)}
     found[f"dump folder, {many} threads"] = written(dumps / "rate", nbytes, many)
     done = subprocess.run([sys.executable, "-c", COPIES], capture_output=True, text=True, check=False)
     return found if done.returncode else {**found, **json.loads(done.stdout)}
 
 
-def written(folder: Path, nbytes: int, threads: int) -> float:
-    """Bytes a second of files of 64 MiB, each synced, so many at a time."""
-    piece = bytes(PIECE)
+def disk_rates(disk: Path, nbytes: int, threads: Sequence[int], size: int = PIECE) -> dict[str, float]:
+    """Bytes a second that the disk takes of synced files of `size` bytes, by the number of threads that write them.
+
+    Args:
+        disk: A folder beside this one is written to.
+        nbytes: To write each time.
+        threads: The numbers to try.
+    """
+    return {str(count): written(disk.with_name("disk-rate"), nbytes, count, size) for count in threads}
+
+
+def written(folder: Path, nbytes: int, threads: int, size: int = PIECE) -> float:
+    """Bytes a second of files of `size` bytes, each synced, so many at a time."""
+    piece = bytes(size)
     folder.mkdir(parents=True, exist_ok=True)
-    count = max(threads, min(nbytes, shutil.disk_usage(folder).free // 2) // PIECE)
+    count = max(threads, min(nbytes, shutil.disk_usage(folder).free // 2) // size)
 
     def write(number: int) -> None:
         with open(folder / str(number), "wb") as file:
@@ -61,6 +71,6 @@ def written(folder: Path, nbytes: int, threads: int) -> float:
     began = time.monotonic()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(write, range(count)))
-    rate = count * PIECE / (time.monotonic() - began)
+    rate = count * size / (time.monotonic() - began)
     shutil.rmtree(folder)
     return rate

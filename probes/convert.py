@@ -1,13 +1,13 @@
-"""From a dump to a training sample: every claim checked first, then one durable file under a temporary name.
+"""From a dump to a training sample: every claim checked first, then one file under a temporary name.
 
-The caller publishes it by renaming. A dump that fails is a `SampleError`: its message says what is wrong.
+The caller syncs it, while this process goes on with another dump, and publishes it by renaming. A dump that fails is a
+`SampleError`: its message says what is wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def convert(
     mask: str,
     states: dict[str, Any],
 ) -> Written:
-    """Check the dump in `folder` and write it to `target`, which must not exist, synced to the disk.
+    """Check the dump in `folder` and write it to `target`, which must not exist; it is not synced yet.
 
     Args:
         folder: A finished dump.
@@ -175,11 +175,9 @@ def _sound(claim: TensorMeta, tensor: Tensor, expected: Expected) -> Facts:
 
 
 def _write(path: Path, kind: Kind, ids: Tensor, mask: Tensor, states: list[Tensor]) -> tuple[int, str]:
-    """Write, sync, and read back what the disk was given. A full disk leaves nothing behind."""
+    """Write, and read back what the disk is given. A full disk leaves nothing behind."""
     try:
         save(path, kind, ids, mask, states)
-        with open(path, "rb+") as file:
-            os.fsync(file.fileno())
         return file_crc32(path)
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -23,6 +23,12 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def sync_file(path: Path) -> None:
+    """Make what was written to a file durable."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no reader takes for data, and that two processes do not share."""
     return path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")

@@ -8,7 +8,7 @@ readers.
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -113,9 +113,12 @@ class Index:
 
     def append(self, line: IndexLine) -> None:
         """Add one line and sync it."""
-        if line.index in self._forgotten:
-            line = msgspec.structs.replace(line, again=True)
-        data = msgspec.json.encode(line) + b"\n"
+        self.extend([line])
+
+    def extend(self, lines: Sequence[IndexLine]) -> None:
+        """Add lines, all or none, with one sync."""
+        lines = [self._marked(line) for line in lines]
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         with self._lock:
             self._must_be_ours()
             start = os.fstat(self._file.fileno()).st_size
@@ -128,7 +131,10 @@ class Index:
                 with contextlib.suppress(OSError):
                     self._file.truncate(start)  # a full disk takes half a line
                 raise
-            self._lines[line.index] = line
+            self._lines |= {line.index: line for line in lines}
+
+    def _marked(self, line: IndexLine) -> IndexLine:
+        return msgspec.structs.replace(line, again=True) if line.index in self._forgotten else line
 
     def _must_be_ours(self) -> None:
         """Raise CheckFailed when the folder was moved or removed: lines would go where no reader looks."""

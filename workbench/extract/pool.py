@@ -30,16 +30,40 @@ class WorkerPool:
         self.size = size or cores()
         self._start = start
         self._free: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        self._fresh: set[Worker] = set()
+        """Started, and not yet told how many threads they may have."""
         for _ in range(self.size):
             self._free.put(None)
+
+    def start(self, count: int) -> None:
+        """Have up to `count` workers load torch now, so that nobody waits for it later. Does not wait itself."""
+        held: list[Worker] = []
+        try:
+            while len(held) < count and not self._free.empty():
+                held.append(self._taken())
+        finally:
+            for worker in held:
+                self._free.put(worker)
+
+    def _taken(self) -> Worker:
+        worker = self._free.get()
+        if worker is None:
+            try:
+                worker = self._start(self.python)
+            except BaseException:
+                self._free.put(None)
+                raise
+            self._fresh.add(worker)
+        return worker
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Worker]:
         """One worker for the time of the block; waits while all are in use. A worker that died is replaced."""
-        worker = self._free.get()
+        worker: Worker | None = self._taken()
+        assert worker is not None
         try:
-            if worker is None:
-                worker = self._start(self.python)
+            if worker in self._fresh:
+                self._fresh.discard(worker)
                 if self.size > 1:
                     worker.call("threads", count=max(1, cores() // self.size))
             yield worker

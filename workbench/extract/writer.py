@@ -5,14 +5,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from workbench.errors import BadSample, CheckFailed, Missing
-from workbench.extract.durable import leftovers, publish, replace_json, sync_folder, temporary_name
+from workbench.extract.commits import Commits
+from workbench.extract.durable import leftovers, replace_json, sync_file, sync_folder, temporary_name
 from workbench.extract.formats import layout
 from workbench.extract.index import Index, IndexLine, TensorFacts
 from workbench.extract.pool import WorkerPool
@@ -21,6 +22,8 @@ from workbench.extract.sample import Refused, Sample
 
 BAD_SHARE = 0.01
 BAD_AT_LEAST = 10
+SYNCING = 16
+"""Files being synced besides those that workers are at: enough for a disk that is slow to answer and wide."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -40,7 +43,7 @@ class DatasetWriter:
     Args:
         folder: The data set's folder, which readers are given.
         record: The run. When the folder is of a run already, it must not differ in what decides the samples.
-        pool: Workers that check and convert; as many samples are written at once as it has workers.
+        pool: Workers that check and convert.
         quarantine: Receives bad dumps; outside the data set's tree, since readers walk that. Default: beside it.
         max_bad: Bad dumps after which `write` gives up; by default 1 % of the rows, at least 10.
 
@@ -69,6 +72,7 @@ class DatasetWriter:
         self.record = old or record
         self.index = Index(self.folder)
         self.pool = pool
+        self._commits = Commits(self._record)
         self._clock = clock
         self._max_bad = max_bad if max_bad is not None else max(BAD_AT_LEAST, int(BAD_SHARE * len(record.rows())))
         self._lock = threading.Lock()
@@ -125,12 +129,19 @@ class DatasetWriter:
             found = self._convert(sample, dump, building)
         except BadSample as error:
             return self._set_aside(sample, dump, error, free)
-        publish(building, path)
         line = _line(sample, file, found, self._clock())
-        self._append(line)
+        self._publish(building, path, line)
         if free:
             shutil.rmtree(dump, ignore_errors=True)
         return line
+
+    def _publish(self, building: Path, path: Path, line: IndexLine) -> None:
+        try:
+            sync_file(building)
+            self._commits.add(building, path, line)
+        except OSError as error:
+            building.unlink(missing_ok=True)
+            raise Missing(f"{path} cannot be written: {error}", "is the disk full?") from error
 
     def _convert(self, sample: Sample, dump: Path, building: Path) -> dict[str, Any]:
         found: dict[str, Any] = self.pool.call(
@@ -144,9 +155,9 @@ class DatasetWriter:
         )
         return found
 
-    def _append(self, line: IndexLine) -> None:
+    def _record(self, lines: Sequence[IndexLine]) -> None:
         try:
-            self.index.append(line)
+            self.index.extend(lines)
         except OSError as error:
             raise Missing(f"{self.index.path} cannot be written: {error}", "is the disk full?") from error
 
@@ -157,14 +168,14 @@ class DatasetWriter:
             CheckFailed: too many rows are bad.
         """
         line = _bad_line(sample, reason, self._clock())
-        self._append(line)
+        self._record([line])
         self._count_bad(reason)
         return line
 
     def refuse(self, refused: Refused) -> IndexLine:
         """Record a row that never goes to the server."""
         line = IndexLine(index=refused.index, status="refused", reason=refused.reason, time=self._clock())
-        self._append(line)
+        self._record([line])
         return line
 
     def _set_aside(self, sample: Sample, dump: Path, error: BadSample, free: bool) -> IndexLine:
@@ -176,7 +187,7 @@ class DatasetWriter:
         with contextlib.suppress(OSError):
             replace_json(place / "reason.json", about)
         line = _bad_line(sample, error.message, self._clock())
-        self._append(line)
+        self._record([line])
         if free:
             shutil.rmtree(dump, ignore_errors=True)
         self._count_bad(error.message, error.next_step)
@@ -190,6 +201,11 @@ class DatasetWriter:
                     f"{self._bad} samples were bad, the last one: {reason}",
                     next_step or f"{self.quarantine} has them with the reasons; hsbench probe checks the server",
                 )
+
+    @property
+    def at_once(self) -> int:
+        """Samples that are best written at once: some wait for the disk while the workers have others."""
+        return self.pool.size + SYNCING
 
     @property
     def waiting(self) -> int:

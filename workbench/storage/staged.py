@@ -1,7 +1,7 @@
 """A data set's writer whose files go on to a store: the folder is only where they wait."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -68,9 +68,10 @@ class StagedWriter(DatasetWriter):
         """Rows that are done here and not recorded there yet."""
         return self.uploader.left
 
-    def _append(self, line: IndexLine) -> None:
-        super()._append(line)
-        self.uploader.submit(self.index.get(line.index) or line)
+    def _record(self, lines: Sequence[IndexLine]) -> None:
+        super()._record(lines)
+        for line in lines:
+            self.uploader.submit(self.index.get(line.index) or line)
 
     def recover(self) -> Recovery:
         """Put folder and store right: see the base class. What waited here is sent, what is stored leaves here."""

@@ -39,7 +39,7 @@ class Lanes:
         self.concurrency, self.timeout_s = keeper.settings.concurrency, keeper.settings.timeout_s
         self._keeper, self._arrivals, self._writer, self._prefix = keeper, arrivals, writer, prefix
         self._requests = _Crew(self.concurrency, "request")
-        self._writes = _Crew(writer.pool.size, "write")
+        self._writes = _Crew(writer.at_once, "write")
         self._flying: set[Attempt] = set()
         self._writing = 0
         self._lock = threading.Lock()

@@ -159,6 +159,7 @@ class Start:
             if self._stopping():
                 yield Ended(time=time.time(), state="stopped", message="stopped before the first sample was sent")
                 return
+        pool.start(len(left))
         preflight.check_server(keeper)
         preflight.refuse_same_folder(keeper.target_dir, self.settings.folder)
         with pool.borrow() as worker:
