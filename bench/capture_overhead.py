@@ -21,9 +21,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -220,11 +220,8 @@ def _start_all(servers: list[Server], together: bool) -> None:
         for server in servers:
             server.start()
         return
-    threads = [threading.Thread(target=server.start) for server in servers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(servers)) as pool:
+        list(pool.map(Server.start, servers))
 
 
 def _say(block: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     seconds: float
     tok_s: float
-    """Between the end of the ramp and the beginning of the drain: see `rate`."""
+    """Between the end of the ramp and the beginning of the drain: see `rate`; of a short stretch, over all of it."""
     server_tok_s: float | None
     """Median of `input throughput` in the server's log lines of this stretch."""
     failed: int = 0
@@ -72,7 +72,7 @@ class Load:
             requests=len(ends),
             tokens=len(ends) * self.length,
             seconds=time.monotonic() - began,
-            tok_s=rate(ends, self.length, self.concurrency),
+            tok_s=rate(ends, self.length, self.concurrency) or len(ends) * self.length / (time.monotonic() - began),
             server_tok_s=self._by_the_server(start),
             failed=len(failed),
         )
@@ -90,13 +90,12 @@ def rate(ends: Sequence[float], length: int, concurrency: int) -> float:
     """Tokens a second, by the slope of a straight line through (time, number) of the answers (least squares).
 
     Answers come in batches, all of one pass at once; the ends of a simple quotient would fall somewhere inside one.
-    Ramp and drain, `concurrency` answers each, are left out when enough others remain.
+    Ramp and drain, `concurrency` answers each, are left out. 0 when too few others remain for a line.
     """
     ordered = sorted(ends)
-    if len(ordered) > 3 * concurrency:
-        ordered = ordered[concurrency:-concurrency]
-    if len(ordered) < 2 or ordered[-1] == ordered[0]:
+    if len(ordered) <= 3 * concurrency:
         return 0.0
+    ordered = ordered[concurrency:-concurrency]
     return statistics.linear_regression(ordered, range(len(ordered))).slope * length
 
 
