@@ -5,16 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from probes.weights import is_routed, read_config
 from workbench.probe.capture import Capture, capture, capture_batch, free_dumps
 from workbench.probe.options import ProbeOptions
 from workbench.probe.prompt import Prompt
 from workbench.probe.session import Target, open_target
 from workbench.server.client import SglangClient
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LENGTHS = (48, 333, 7, 105, 64, 200)
 REFERENCES = 2
@@ -53,28 +51,21 @@ def check(name: str, model: Path, vocabulary: int, device: str) -> dict[str, Any
 
     solo, batch, target = capture_twice(name, vocabulary)
     try:
-        return {"batch": compared(solo, batch), "reference": judged(model, solo[:REFERENCES], device)}
+        return {
+            "batch": compared(solo, batch, is_routed(read_config(model))),
+            "reference": judged(model, solo[:REFERENCES], device),
+        }
     finally:
         free_dumps(target, [*solo, *batch])
 
 
-def compared(solo: list[Capture], batch: list[Capture]) -> list[dict[str, Any]]:
-    """Each request of the batch against all prompts sent alone; the median token's error beside the mean.
-
-    A router's near ties fall either way with the shape of the batch, which the median does not see.
-    """
+def compared(solo: list[Capture], batch: list[Capture], routed: bool) -> list[dict[str, Any]]:
+    """Each request of the batch against all prompts sent alone."""
     from probes.compare import compare
     from probes.dumps import load
 
     alone, together = ([load(one.folder) for one in captures] for captures in (solo, batch))
-    rows = [asdict(row) for row in compare(alone, together)]
-    return [{**row, "median_error": _median(one, other)} for row, one, other in zip(rows, together, alone, strict=True)]
-
-
-def _median(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    from probes.measure import median_error
-
-    return max(median_error(value, other[name]) for name, value in one.items())
+    return [asdict(row) for row in compare(alone, together, routed=routed)]
 
 
 def summary(found: dict[str, Any]) -> list[str]:

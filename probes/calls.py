@@ -102,7 +102,7 @@ def logits(
     return check(model, tensors[tensor], claim.norm, _token_ids(token_ids, meta), server_logprobs)
 
 
-def compare(solo: list[str], batch: list[str]) -> dict[str, Any]:
+def compare(solo: list[str], batch: list[str], routed: bool = False) -> dict[str, Any]:
     """`compare.compare` on the folders of dumps of the same prompts, alone and in a batch."""
     from probes.compare import compare as compare_dumps
 
@@ -110,7 +110,8 @@ def compare(solo: list[str], batch: list[str]) -> dict[str, Any]:
         alone, together = _meta(one), _meta(other)
         if alone and together and alone.token_ids != together.token_ids:
             raise CallError(f"request {number}: the two dumps are of different prompts")
-    return {"rows": compare_dumps([load(f) for f in solo], [load(f) for f in batch]), "batch": len(batch)}
+    rows = compare_dumps([load(f) for f in solo], [load(f) for f in batch], routed=routed)
+    return {"rows": rows, "batch": len(batch)}
 
 
 def join(folders: list[str]) -> str:

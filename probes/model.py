@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from probes.errors import MemoryShort, ModelError, PackageMissing, one_line
-from probes.weights import count_parameters, read_config
+from probes.weights import count_parameters, is_routed, read_config
 
 FINAL_NORMS = ("norm", "final_layernorm", "ln_f")
-EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -140,7 +139,7 @@ def _find_parts(path: str, model: nn.Module) -> ReferenceModel:
     """The decoder stack: the module that owns a list `layers` of blocks and a norm after them."""
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     count = config.num_hidden_layers
-    routed = any(getattr(config, name, None) for name in EXPERT_COUNTS)
+    routed = is_routed(config.to_dict())
     for module in model.modules():
         blocks = getattr(module, "layers", None) or getattr(module, "h", None)
         norms = [norm for name in FINAL_NORMS if isinstance(norm := getattr(module, name, None), nn.Module)]

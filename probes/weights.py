@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 INDEX_FILE = "model.safetensors.index.json"
 HEADER_LIMIT = 100 << 20
+EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
+"""What families call the number of experts that a router chooses from."""
 FLOATS = ("torch.bfloat16", "torch.float16", "torch.float32")
 
 
@@ -30,6 +32,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{folder / 'config.json'} is not an object")
     return config
+
+
+def is_routed(config: Mapping[str, Any]) -> bool:
+    """Whether a router chooses experts token by token, by the text part of a model's config.json."""
+    return any(config.get(name) for name in EXPERT_COUNTS)
 
 
 def weight_files(folder: Path) -> dict[str, Path]:

@@ -88,6 +88,23 @@ def test_one_wrong_row_among_many_is_caught(solo: list[Dump]) -> None:
     assert (check.verdict, check.worst_token, check.worst_tensor) == ("no match", 150, "aux_0")
 
 
+def test_a_routed_model_is_judged_by_its_median_token(solo: list[Dump]) -> None:
+    torch.manual_seed(3)
+    rows = torch.randn(40, 64)
+    astray = rows.clone()
+    astray[5:9] += 0.7 * torch.randn(4, 64)  # four tokens went to other experts
+
+    def verdict(batch: Tensor, routed: bool) -> str:
+        return compare([{"aux_0": rows}], [{"aux_0": batch}], routed=routed)[0].verdict
+
+    assert (verdict(astray, True), verdict(astray, False)) == ("ok", "no match")
+    wrong = rows.clone()
+    wrong[30] = rows[3]  # the norm of the difference of two random rows is about 1.4 of one's
+    assert verdict(wrong, True) == "no match"
+    assert verdict(rows + 0.1 * torch.randn(40, 64), True) == "no match", "every token is off"
+    assert verdict(rows.roll(1, 0), True) == "no match"
+
+
 def test_rows_shifted_by_one_token_match_nothing(solo: list[Dump], batch: list[Dump]) -> None:
     batch[0] = {name: value.roll(1, 0) for name, value in batch[0].items()}
     assert compare(solo, batch)[0].verdict == "no match"

@@ -32,3 +32,28 @@ def test_the_sweep_of_two_gpus_is_shown_again() -> None:
     assert (row["verdict"], row["served"]["decode"]) == ("slower", "NCCL")
     assert row["decisions"]["decode_tok_s"]["ratio"] == pytest.approx(geometric_mean(ratios))
     assert rows["proto-ll"]["served"]["decode"] == "custom all-reduce"
+
+
+@pytest.mark.parametrize("shape", ["llama-8b", "deepseek-v3"])
+def test_every_request_of_a_batch_on_an_h200_held_its_own_rows(shape: str) -> None:
+    """The errors of these runs, by the bounds of today: the runs were judged by those for dense models."""
+    from probes.compare import DENSE_BOUNDS, ROUTED_BOUNDS
+
+    bounds = ROUTED_BOUNDS if shape == "deepseek-v3" else DENSE_BOUNDS
+    for name in ("capture-speed", "extraction-speed"):
+        rows = json.loads((RESULTS / f"{name}-{shape}.json").read_text())["checks"]["batch"]
+        assert [row["best"] for row in rows] == list(range(6))
+        assert all(row["error"] <= bounds.mean for row in rows)
+        assert all(row["median_error"] <= bounds.median for row in rows)
+        assert all(row["worst_error"] <= bounds.worst for row in rows)
+
+
+@pytest.mark.parametrize(("shape", "least"), [("llama-8b", 0.98), ("deepseek-v3", 0.95)])
+def test_the_extractions_reach_their_ceilings(shape: str, least: float) -> None:
+    rounds = json.loads((RESULTS / f"extraction-speed-{shape}.json").read_text())["extractions"]
+    ratios = []
+    for one in rounds:
+        disk = max(one["disk"].values()) * one["tokens"] / one["bytes"]
+        ratios.append(one["tokens"] / one["seconds"] / min(disk, one["bare_tok_s"]))
+    assert len(ratios) == 4
+    assert sum(ratios) / 4 >= least

@@ -59,15 +59,18 @@ def _logits(worker: Worker, judged: Capture, model: str) -> dict[str, Any]:
 
 
 def self_test(
-    target: Target, client: SglangClient, worker: Worker, probed: Capture, *, timeout_s: float
+    target: Target, client: SglangClient, worker: Worker, probed: Capture, *, timeout_s: float, routed: bool
 ) -> dict[str, Any]:
-    """Send prompts one by one, then all in one batch, and compare the dumps request by request."""
+    """Send prompts one by one, then all in one batch, and compare the dumps request by request.
+
+    A model whose tokens are `routed` to experts is given other bounds: see `probes/compare.py`.
+    """
     filler, _ = client.tokenize(VERDICT_TEXT * 4)
     prompts = [list(probed.token_ids), *_other_prompts(len(probed.token_ids), filler)]
     others = [capture(target, client, p, timeout_s=timeout_s, worker=worker) for p in prompts[1:]]
     together, size = _one_batch(target, client, prompts, worker, timeout_s)
     solo = [probed.folder, *(one.folder for one in others)]
-    compared = worker.call("compare", solo=solo, batch=[one.folder for one in together])
+    compared = worker.call("compare", solo=solo, batch=[one.folder for one in together], routed=routed)
     free_dumps(target, [*others, *together])
     rows = [{**row, "label": "yours" if index == 0 else f"other {index}"} for index, row in enumerate(compared["rows"])]
     return {"batch": size, "rows": rows}

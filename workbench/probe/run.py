@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+from probes.weights import is_routed
 from workbench.errors import RequestRefused, ServerError, UsageError
 from workbench.probe import checks
 from workbench.probe.capture import Capture, capture, check_room
@@ -92,7 +93,9 @@ def _probe(
         )
     if options.self_test and got.shortfall is None:
         yield Note("sending the prompt again inside a batch")
-        deeper["self_test"] = checks.self_test(target, client, worker, got, timeout_s=options.timeout_s)
+        deeper["self_test"] = checks.self_test(
+            target, client, worker, got, timeout_s=options.timeout_s, routed=is_routed(config)
+        )
     verdict = judge(got, rows, deeper)
     pieces = _pieces(tokens, client)
     seconds = sum(row.bytes for row in rows) / got.seconds / 1e9
