@@ -178,7 +178,7 @@ def test_what_libraries_print_goes_to_stderr(start: Callable[..., Child], tmp_pa
 
 
 BARE = """
-import atexit, json, runpy, sys
+import json, os, runpy, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name in {"workbench", "patches", "bench", "probes"}:
@@ -186,9 +186,11 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 sys.path[:] = [entry for entry in sys.path if entry not in sys.argv[2:]]
 sys.argv = sys.argv[1:2]
-def say():
+def say(code, leave=os._exit):
     sys.stderr.write("PATH " + json.dumps(sys.path) + " MODULES " + " ".join(sys.modules))
-atexit.register(say)
+    sys.stderr.flush()
+    leave(code)
+os._exit = say
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
