@@ -19,9 +19,12 @@ import safetensors.torch
 from tests.unit.extract_support import build, local_pool, run_record, sample, write_both
 from tests.unit.job_support import Run, wait_until
 from tests.unit.storage_support import Far, check_recorded, recorded, settings
+from tests.unit.watch_support import job_file, picture, tell
 from workbench import cli
 from workbench.errors import CheckFailed, UsageError
 from workbench.extract.audit.run import VerifyOptions, verify
+from workbench.extract.job import roster
+from workbench.extract.job.events import Ended
 from workbench.extract.job.files import JobFile, JobFiles
 from workbench.extract.job.gate import Gate
 from workbench.extract.job.start import Start
@@ -29,9 +32,9 @@ from workbench.extract.record import FORMATS, Format
 from workbench.extract.watch import run_in
 from workbench.extract.writer import DatasetWriter
 from workbench.server import engine
-from workbench.storage import light, merging, s3, uploader
+from workbench.storage import address, light, merging, s3, uploader
 from workbench.storage.address import checked_url, is_url, local_folder, shard_of, staging_folder
-from workbench.storage.errors import StorageError, TakenOver
+from workbench.storage.errors import StorageError
 from workbench.storage.mirror import Mirror
 from workbench.storage.remote import Remote, _portable, load_settings
 from workbench.storage.store import Store
@@ -51,6 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(uploader, "PART_S", 0.05)
     monkeypatch.setattr(uploader, "REST_S", 0.05)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delitem(address.NEVER, "memory")  # which is a store like any other while one process lasts
 
 
 # Addresses.
@@ -98,6 +102,45 @@ def test_a_url_that_cannot_be_written_down_is_refused_and_not_repeated(
     assert SECRET not in out + err
     assert len(err.splitlines()) == 2
     assert not list(tmp_path.rglob("job.json"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("memory://bucket/x", "memory cannot be written to: it is gone with the process"),
+        ("http://host/x", "http cannot be written to"),
+        ("HTTPS://host/x", "https cannot be written to"),
+        ("github://owner/x", ""),
+        ("tar://x/y", "tar cannot be written to"),
+        ("s3:/bucket/x", "did you mean s3://bucket/x"),
+        ("s3:bucket/x", "did you mean s3://bucket/x"),
+        ("s3:///bucket//x", ""),
+        ("GS:/bucket/x", "did you mean gs://bucket/x"),
+        ("file:/data/x", "did you mean file:///data/x"),
+        ("http:/host/x", "did you mean http://host/x"),
+    ],
+)
+def test_a_url_that_cannot_be_written_to_is_refused_before_anything_is(
+    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if not said:
+        assert address.writable_url(given)
+        return
+    monkeypatch.setitem(address.NEVER, "memory", "it is gone with the process")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.jsonl").write_text('{"text": "x"}\n')
+    assert cli.run(["extract", "d.jsonl", "--out", given]) == 2
+    err = capfd.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["d.jsonl"], "no folder of that name, and no job"
+    if "cannot" in said:
+        with pytest.raises(UsageError, match="cannot be written to"):
+            Remote.open(settings(given, tmp_path / "one"), "abc")
+
+
+def test_a_folder_whose_name_has_a_colon_is_a_folder() -> None:
+    assert not any(map(is_url, ("a:b/c", "./s3:/bucket", "run:1", "s3", "/data/s3:/x")))
 
 
 def test_each_shard_and_url_has_a_staging_folder_of_its_own(tmp_path: Path) -> None:
@@ -249,6 +292,7 @@ def test_lost_and_unfinished_objects_are_made_again(url: str, tmp_path: Path) ->
     assert again.recovery.redo == (0, 1)
     assert "rows_0-2000/data_4.pt" in again.recovery.removed
     assert "rows_0-2000/data_4.pt" not in again.store.names()
+    again.store.replace(names[0], b"stored late by an older job")
     again.write(0, 1, 3, 4, 5)
     again.finish().close()
     assert check_recorded(again.store) == 6
@@ -272,26 +316,6 @@ def test_a_finished_run_that_lost_a_sample_is_not_finished_while_it_is_made_agai
     again.finish().close()
     assert again.store.read("index.jsonl") is not None
     assert check_recorded(again.store) == 6
-
-
-def test_of_two_jobs_at_one_url_the_older_ends(url: str, tmp_path: Path) -> None:
-    old = Far(url, tmp_path / "old")
-    old.write(0)
-    old.drain()
-    new = Far(url, tmp_path / "new")
-    old.write(1)
-    with pytest.raises(TakenOver, match=r"was taken over by .*process"):
-        old.drain()
-    assert set(recorded(old.store)) == {0}
-    old.close()
-    late = Far(url, tmp_path / "late")  # removes what the old one sent and could not record
-    late.write(1, 2, 3, 4, 5)
-    late.finish().close()
-    new.write(2)
-    with pytest.raises(TakenOver):
-        new.drain()
-    new.close()
-    assert check_recorded(late.store) == 6
 
 
 @pytest.mark.parametrize("there", ["other", "different"])
@@ -494,9 +518,29 @@ def test_a_url_is_watched_by_its_parts(url: str, tmp_path: Path) -> None:
         run_in(f"{url}/elsewhere")
 
 
-def test_a_url_means_the_staging_folder_of_its_last_job_here(tmp_path: Path) -> None:
-    from workbench.extract.job import roster
+def test_a_job_here_is_watched_under_its_url_and_has_nothing_to_upload_when_it_is_done(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    staging, url = tmp_path / "staging", "s3://bucket/watched"
+    job = msgspec.structs.replace(job_file(staging, time.time()), settings=settings(url, staging))
+    files, now = JobFiles(staging), time.time()
+    files.save(job)
+    tell(files, picture(10, 80_000, time=now, upload_bytes=5_600_000))
+    roster.note(staging)
+    for named in (url, str(staging)):
+        assert cli.run(["watch", named, "--once"]) == 0
+        out = capfd.readouterr().out
+        assert out.startswith(f"{url}: running")
+        assert "to upload 5.6 MB" in out
+    tell(files, Ended(time=now + 1, state="done", message="800 samples"))
+    for named in (url, str(staging)):
+        assert cli.run(["watch", named, "--once"]) == 0
+        out = capfd.readouterr().out
+        assert out.startswith(f"{url}: done")
+        assert "to upload" not in out
 
+
+def test_a_url_means_the_staging_folder_of_its_last_job_here(tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     JobFiles(staging).save(
         JobFile(run="r", start=1, pid=1, since_boot=0.0, started=0.0, settings=settings("s3://b/x", staging))
@@ -529,6 +573,35 @@ def test_the_job_opens_its_store_first(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(StorageError, match="away"):
         list(start.events())
     assert asked == ["store"]
+
+
+def test_an_audit_of_a_url_names_the_url_and_the_runs_below_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    above = f"file://{tmp_path}/bucket"
+    far = Far(f"{above}/deep/run1", tmp_path / "one")
+    far.write(0)
+    far.drain().close()
+    assert cli.run(["verify", above]) == 2
+    assert capfd.readouterr().err.splitlines() == [
+        f"hsbench: {above} is no data set: below it are deep/run1",
+        f"  next: name one: {above}/deep/run1",
+    ]
+    Store.open(f"{above}/other").replace("x/notes.txt", b"1")
+    assert cli.run(["verify", f"{above}/other"]) == 2
+    err = capfd.readouterr().err
+    assert f"{above}/other holds no samples of a known format" in err
+    assert "mirror" not in err
+
+
+def test_a_folder_that_was_written_as_a_url_has_no_strays(tmp_path: Path) -> None:
+    far = Far(f"file://{tmp_path}/out", tmp_path / "staging")
+    far.write(*range(6))
+    far.finish().close()
+    (tmp_path / "out/index/part-x.jsonl").write_text("")
+    with local_pool() as pool:
+        report = list(verify(VerifyOptions(folder=tmp_path / "out", sample=None), pool))[-1]
+    assert [problem.file for problem in report.problems] == ["index/part-x.jsonl"]  # type: ignore[union-attr]
 
 
 # Shards at a URL.
@@ -571,7 +644,13 @@ def test_shards_at_a_url_are_one_data_set_by_an_index_above_them(
     assert (report.verdict, report.checked, report.problems) == ("ok", 7, ())  # type: ignore[union-attr]
     view = run_in(url).look()
     assert (view.state, view.written, view.rows) == ("done", 7, 7)
+    assert merged(url, tmp_path, monkeypatch, check=True)[-1].message.startswith("nothing to merge: 7 samples")
+    spoilt, gone = lines[3]["file"], lines[5]["file"]
+    store.replace(spoilt, (store.read(spoilt) or b"")[:-1] + b"!")
+    store.remove([gone])
     assert merged(url, tmp_path, monkeypatch)[-1].message.startswith("nothing to merge: 7 samples")
+    with pytest.raises(CheckFailed, match=f"2 objects are not as they were written: {spoilt}, {gone}"):
+        merged(url, tmp_path, monkeypatch, check=True)
 
 
 def test_shards_at_a_url_that_make_no_whole_are_named(

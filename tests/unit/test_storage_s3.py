@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.unit.extract_support import build, local_pool
+from tests.unit.extract_support import build, local_pool, sample, states_of, write_both
 from tests.unit.storage_support import (
     KEYS,
     Cutter,
@@ -31,7 +32,7 @@ from workbench.extract.job.files import JobFiles, Request
 from workbench.extract.job.run import Control, run
 from workbench.extract.record import FORMATS, Format
 from workbench.storage import s3, store, uploader
-from workbench.storage.errors import Refused, StorageError
+from workbench.storage.errors import Refused, StorageError, TakenOver
 from workbench.storage.mirror import Mirror
 from workbench.storage.remote import Remote
 from workbench.storage.store import Store
@@ -225,6 +226,33 @@ def test_a_job_killed_at_any_moment_has_recorded_only_what_is_stored(bucket: str
         line.pop("again", None)
     assert ours == theirs
     assert audit(bucket).problems == ()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_of_two_jobs_the_newer_goes_on(kind: Format, bucket: str, tmp_path: Path) -> None:
+    old, go = Far(bucket, tmp_path / "old", kind), threading.Event()
+    append = old.remote._parts.append
+    old.remote._parts.append = lambda lines: (go.wait(60), append(lines))[1]  # type: ignore[method-assign]
+    new = Far(bucket, tmp_path / "new", kind)
+    names = set()
+    for row in (0, 1, 5):
+        other = [state + 1 for state in states_of(sample(row))]
+        names.add(old.writer.write(sample(row), write_both(old.dumps, sample(row), other)).file)
+    end = time.monotonic() + 60
+    while not names <= set(new.store.names()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    new.write(0, 1, 2)
+    new.drain()
+    go.set()
+    with pytest.raises(TakenOver, match="was taken over by"):
+        old.drain()
+    old.close()
+    new.write(3, 4, 5)
+    new.finish().close()
+    assert check_recorded(new.store) == 6
+    report = audit(bucket)
+    assert (report.verdict, report.checked, report.problems) == ("ok", 6, ())
 
 
 # Refused before anything begins.

@@ -13,16 +13,20 @@ _SECRETS = re.compile(r"://[^@]*:[^@]*@")
 _NOT_IN_A_NAME = re.compile(r"[*?#\[\]{}\s\x00-\x1f]|::")
 KEYED = ("s3", "s3a", "gs", "gcs")
 """Stores whose buckets have no user, port or password before them."""
+NEVER = {"memory": "it is gone with the process that writes it"}
+"""Stores that can be written to, and why they are of no use."""
+_SLASHES = re.compile(r"(s3a?|gs|gcs|abfss?|az|file|local|memory|https?|hdfs|sftp|ftp|hf|oss|oci):/*(?![/:])", re.I)
+"""The beginning of what is meant for a URL and has not two slashes."""
 
 
 def is_url(name: str) -> bool:
     """Whether a name is a URL and not a path."""
-    return _URL.match(name) is not None
+    return _URL.match(name) is not None or _SLASHES.match(name) is not None
 
 
 def protocol_of(url: str) -> str:
     """Such as ``s3``."""
-    found = _URL.match(url)
+    found = _URL.match(url) or _SLASHES.match(url)
     return found[1].lower() if found else "file"
 
 
@@ -30,8 +34,12 @@ def checked_url(url: str) -> str:
     """The URL in the one way that it is written down in; nothing of a refused one is ever repeated.
 
     Raises:
-        UsageError: it holds credentials, or what a name of an object cannot hold.
+        UsageError: it holds credentials, or what a name of an object cannot hold, or has not two slashes.
     """
+    if not _URL.match(url) and (slip := _SLASHES.match(url)):
+        lead = "/" if slip[1].lower() in ("file", "local") else ""
+        meant = checked_url(f"{slip[1]}://{lead}{url[slip.end() :]}")
+        raise UsageError(f"{slip[0]} begins neither a URL nor a folder's name", f"did you mean {meant}")
     scheme, _, rest = url.partition("://")
     bucket = rest.partition("/")[0]
     keyed = scheme.lower() in KEYED and (("@" in rest) or (":" in bucket and not bucket.startswith("arn:")))
@@ -55,6 +63,36 @@ def checked_url(url: str) -> str:
     if not parts:
         raise UsageError(f"{scheme}:// names no bucket", f"{scheme.lower()}://bucket/prefix")
     return f"{scheme.lower()}://{lead}{'/'.join(parts)}"
+
+
+def writable_url(url: str) -> str:
+    """The URL as `checked_url` has it, of a store that data sets can be written to. Nothing is asked of the store.
+
+    Raises:
+        UsageError: as `checked_url`; or nothing can be written there, or is not kept.
+    """
+    url = checked_url(url)
+    protocol = protocol_of(url)
+    why = NEVER.get(
+        protocol, "" if protocol in KEYED or _removes(protocol) else "its objects cannot be replaced or removed"
+    )
+    if why:
+        raise UsageError(f"{protocol} cannot be written to: {why}", "--out takes a folder, or s3://bucket/prefix")
+    return url
+
+
+def _removes(protocol: str) -> bool:
+    """Whether fsspec's class can remove objects, which read-only stores cannot; True where it cannot be asked."""
+    import fsspec
+    from fsspec.asyn import AsyncFileSystem
+
+    try:
+        kind = fsspec.get_filesystem_class(protocol)
+    except (ImportError, ValueError):
+        return True  # opening the store says what is missing
+    bases = (fsspec.AbstractFileSystem, AsyncFileSystem)
+    names = ("rm", "rm_file", "_rm", "_rm_file")
+    return any(getattr(kind, name, None) not in [getattr(base, name, None) for base in bases] for name in names)
 
 
 def shard_of(url: str, shard: tuple[int, int]) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from workbench.errors import CheckFailed, HsbenchError, Missing, ServerError, UsageError
 from workbench.server.secrets import blot, secret_values
@@ -32,6 +33,16 @@ def told(url: str, doing: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise explained(error, url, doing) from None  # the chain of a library's errors may show what it sent
+
+
+@contextlib.contextmanager
+def called(folder: Path, url: str) -> Iterator[None]:
+    """Have errors about a folder that stands for a URL name the URL."""
+    try:
+        yield
+    except HsbenchError as error:
+        message, step = (text.replace(str(folder), url) for text in (error.message, error.next_step))
+        raise type(error)(message, step, error.details) from None
 
 
 def explained(error: BaseException, url: str, doing: str) -> HsbenchError:

@@ -6,7 +6,6 @@ its description, and last its `index.jsonl`, whose files are ``shard_I-of-N/…`
 """
 
 import concurrent.futures
-import contextlib
 import os
 import tempfile
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from workbench.errors import CheckFailed, HsbenchError, UsageError
+from workbench.errors import CheckFailed, UsageError
 from workbench.extract.formats import layout
 from workbench.extract.index import INDEX_FILE, IndexLine
 from workbench.extract.job.events import Ended, Told
@@ -27,6 +26,8 @@ from workbench.extract.shards import parse
 from workbench.extract.writer import finalise
 from workbench.render.text import size
 from workbench.storage import light
+from workbench.storage.address import writable_url
+from workbench.storage.errors import called
 from workbench.storage.parts import Parts, lines_of
 from workbench.storage.remote import RUN_FILE
 from workbench.storage.store import Store
@@ -48,33 +49,26 @@ def merge_at(url: str, *, check: bool = False, python: str | None = None) -> Ite
         CheckFailed: objects are not as their index says.
         StorageError: the store cannot be reached; nothing is half done by it, the same call does it all.
     """
-    store = Store.open(url)
+    store = Store.open(writable_url(url))
     if (data := store.read(INDEX_FILE)) is not None:
-        yield _end(store, lines_of(data, INDEX_FILE)[0], "nothing to merge: ")
+        joined = lines_of(data, INDEX_FILE)[0]
+        if check:
+            _check_sums(store, joined)
+        yield _end(store, joined, "nothing to merge: ")
         return
     with tempfile.TemporaryDirectory(prefix="hsbench-merge-") as name:
         shadow = Path(name) / "shards"
-        with _called(shadow, store.url):
+        with called(shadow, store.url):
             shards = _checked(store, shadow)
         yield _note(f"{len(shards)} shards, {sum(len(shard.lines) for shard in shards):,} rows")
         if check:
-            _check_sums(store, shards)
+            _check_sums(store, [_placed(shard, line) for shard in shards for line in shard.lines])
         record = whole_record(shards)
         lines = [_placed(shard, line) for shard in shards for line in shard.lines]
         lines.sort(key=lambda line: line.index)
         _side_files(store, Path(name), record, lines, python)
         Parts(store).seal(record, lines, Path(name))
         yield _end(store, lines)
-
-
-@contextlib.contextmanager
-def _called(folder: Path, url: str) -> Iterator[None]:
-    """Have errors name the URL."""
-    try:
-        yield
-    except HsbenchError as error:
-        message, step = (text.replace(str(folder), url) for text in (error.message, error.next_step))
-        raise type(error)(message, step, error.details) from None
 
 
 def _checked(store: Store, shadow: Path) -> list[Shard]:
@@ -120,12 +114,16 @@ def _placed(shard: Shard, line: IndexLine) -> IndexLine:
     return msgspec.structs.replace(line, file=f"{shard.name}/{line.file}" if line.file else "", again=False)
 
 
-def _check_sums(store: Store, shards: Sequence[Shard]) -> None:
-    """Raise CheckFailed when an object is not what was written; the first few are named."""
-    files = [_placed(shard, line) for shard in shards for line in shard.written()]
+def _check_sums(store: Store, lines: Sequence[IndexLine]) -> None:
+    """Raise CheckFailed when an object is gone or is not what was written; the first few are named."""
+    files = [line for line in lines if line.status == "written"]
+    sizes = store.names()
+
+    def whole(line: IndexLine) -> bool:
+        return sizes.get(line.file) == line.nbytes and store.crc32(line.file, line.nbytes) == line.crc32
+
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE, "merge") as threads:
-        sums = threads.map(lambda line: store.crc32(line.file, line.nbytes), files)
-        wrong = [line.file for line, crc in zip(files, sums, strict=True) if crc != line.crc32]
+        wrong = [line.file for line, well in zip(files, threads.map(whole, files), strict=True) if not well]
     if wrong:
         raise CheckFailed(
             f"{len(wrong)} objects are not as they were written: {listed(wrong)}",

@@ -18,14 +18,17 @@ import msgspec
 from workbench.errors import UsageError
 from workbench.extract.index import INDEX_FILE, IndexLine
 from workbench.extract.record import RECORD_FILE
+from workbench.storage.errors import called
 from workbench.storage.parts import Parts, lines_of
-from workbench.storage.remote import load_run
+from workbench.storage.remote import RUN_FILE, load_run
 from workbench.storage.store import Store
 
 OWN = ("index/",)
 """What only a URL has, and belongs to no format."""
 COPIED = (".json", ".arrow")
 """Ends of the names of side files."""
+_RUN = (f"/{RUN_FILE}", f"/{RECORD_FILE}")
+"""Ends of the names that tell of a run below the URL."""
 _SHARD = re.compile(r"shard_\d+-of-\d+/")
 
 
@@ -53,7 +56,11 @@ class Mirror:
             UsageError: there is no data set.
         """
         store = Store.open(url)
-        with tempfile.TemporaryDirectory(prefix="hsbench-mirror-") as folder, cls(store, Path(folder)) as mirror:
+        with (
+            tempfile.TemporaryDirectory(prefix="hsbench-mirror-") as folder,
+            called(Path(folder), store.url),
+            cls(store, Path(folder)) as mirror,
+        ):
             yield mirror
 
     def __enter__(self) -> Self:
@@ -65,6 +72,11 @@ class Mirror:
                 raise UsageError(f"there is nothing at {self.name}", "name the URL of --out")
             if any(_SHARD.match(name) for name in names):
                 raise UsageError(f"{self.name} holds shards", "name one of them, or join them: hsbench extract --merge")
+            if runs := sorted({name[: -len(end)] for name in names for end in _RUN if name.endswith(end)}):
+                shown = ", ".join(runs[:3]) + (", …" if len(runs) > 3 else "")
+                raise UsageError(
+                    f"{self.name} is no data set: below it are {shown}", f"name one: {self.name}/{runs[0]}"
+                )
         if run is not None:
             (self.folder / RECORD_FILE).write_bytes(msgspec.json.encode(run))
         self._index(names)

@@ -3,7 +3,7 @@
 A part holds lines of the index whose samples are stored and compared. Its number is one more than the highest there
 was, and it is only made if there is none of that number. So of two jobs that write to one URL only one can record
 anything: a job begins with a part that only says who it is, and an older one that still runs finds its next number
-taken and ends.
+taken and ends. What it stores until then no part will ever know: the newest job, and only that, may replace it.
 """
 
 import os
@@ -11,7 +11,7 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,8 @@ from workbench.storage.store import Store
 
 FOLDER = "index"
 _NAME = re.compile(r"index/part-(\d{6,})\.jsonl")
+CLAIMS = 8
+"""Tries to begin: a job that is being taken over may make the same number, but only one every few seconds."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,32 +73,86 @@ class Parts:
         self._store, self._run = store, run
         self._next = 0
         self._claimed = False
+        self._me = self._tried = b""
+        self._known: set[str] = set()
         self._lock = threading.Lock()
         self.sealed = False
         """Whether the shard's index object is there: all is done, and nothing was added since."""
 
     def load(self) -> dict[int, IndexLine]:
-        """The last line of every row, whatever start wrote it."""
+        """The last line of every row, whatever start wrote it.
+
+        Raises:
+            TakenOver: this job claimed the URL, and another did after it.
+        """
         found: dict[int, IndexLine] = {}
-        there = numbers(list(self._store.names(FOLDER)))
+        there = self._numbers()
+        if self._claimed:
+            self._refuse_newer(there)
         names = [part_name(number) for number in there]
         for name, data in zip(names, self._store.read_many(names), strict=True):
             for line in lines_of(data, name)[0]:
                 found[line.index] = line
         self._next = there[-1] + 1 if there else 0
+        self._known = {line.file for line in found.values() if line.file}
         self.sealed = self._store.has(INDEX_FILE)
         return found
 
     def claim(self) -> None:
         """Take the URL for this process; call it before `load`, whose lines are then all there will be of others."""
-        there = numbers(list(self._store.names(FOLDER)))
-        self._next = there[-1] + 1 if there else 0
-        self._claim()
+        for left in reversed(range(CLAIMS)):
+            there = self._numbers()
+            self._next = there[-1] + 1 if there else 0
+            try:
+                self._claim()
+                return
+            except TakenOver:  # the older one made a part just now
+                if not left:
+                    raise
 
     def _claim(self) -> None:
-        me = Claim(claim=f"{platform.node()}, process {os.getpid()}", run=self._run, time=time.time())
-        self._make(msgspec.json.encode(me) + b"\n")
+        if not self._me:  # the same bytes at every try, so that one whose answer was lost is known for ours
+            me = Claim(claim=f"{platform.node()}, process {os.getpid()}", run=self._run, time=time.time())
+            self._me = msgspec.json.encode(me) + b"\n"
+        self._make(self._me)
         self._claimed = True
+
+    def _numbers(self) -> list[int]:
+        return numbers(list(self._store.names(FOLDER)))
+
+    def _refuse_newer(self, there: Sequence[int]) -> None:
+        """Raise TakenOver when a number is there that this job did not make."""
+        for number in (number for number in there if number >= self._next):
+            name = part_name(number)
+            if number > self._next or self._store.read(name) != self._tried:  # else only its answer was lost
+                raise self._taken(name)
+
+    def refuse_newer(self) -> None:
+        """Raise TakenOver unless this job is the newest at the URL."""
+        with self._lock:
+            if not self._claimed:
+                self._claim()
+            self._refuse_newer(self._numbers())
+
+    def may_replace(self, name: str) -> None:
+        """Return if an object that lies in the way of a sample is one that no part knows, nor ever will.
+
+        Raises:
+            TakenOver: a part has it, or this job is not the newest.
+            StorageError: it cannot be found out now; the same call may be made again.
+        """
+        self.refuse_newer()
+        with self._lock:
+            if name in self._known:
+                raise TakenOver(
+                    f"{self._store.url}/{name} is recorded already with another content",
+                    f"hsbench extract --resume {self._store.url} looks at what is there again",
+                )
+
+    def forget(self, files: Iterable[str]) -> None:
+        """These objects are lost or spoilt, and are made again."""
+        with self._lock:
+            self._known.difference_update(files)
 
     def append(self, lines: Sequence[IndexLine]) -> None:
         """Make one part more.
@@ -112,9 +168,10 @@ class Parts:
                 self._store.remove([INDEX_FILE])
                 self.sealed = False
             self._make(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            self._known.update(line.file for line in lines if line.file)
 
     def _make(self, data: bytes) -> None:
-        name = part_name(self._next)
+        name, self._tried = part_name(self._next), data
         try:
             self._store.create(name, data)
         except FileExistsError:

@@ -4,6 +4,7 @@ Objects below the URL beside the data set's own::
 
     index/run.json             the run's description, first of all objects
     index/job.json             the job's settings, for --resume URL on another machine
+    index/cluster.json         the driver, of a run on Ray
     index/part-NNNNNN.jsonl    what is done (parts.py)
 """
 
@@ -23,6 +24,7 @@ from workbench.extract.pool import WorkerPool
 from workbench.extract.record import RECORD_FILE, RunRecord, load_record, refuse_differences
 from workbench.server.secrets import mask_flags
 from workbench.storage import light
+from workbench.storage.address import writable_url
 from workbench.storage.errors import Refused, StorageError
 from workbench.storage.parts import Parts
 from workbench.storage.staged import StagedWriter
@@ -30,6 +32,8 @@ from workbench.storage.store import Store
 from workbench.storage.uploader import REST_MOST_S, Uploader
 
 RUN_FILE, JOB_FILE = "index/run.json", "index/job.json"
+LEAD_FILE = "index/cluster.json"
+"""Where a driver hands out shards below the URL: see `workbench.cluster.lead`."""
 STAGED = 64 * GIB
 DRAIN_S = 60.0
 """A job that is told to stop goes on uploading for so long at most."""
@@ -60,7 +64,7 @@ class Remote:
             HsbenchError: it did not; the message says why, and nothing was begun.
         """
         assert settings.store is not None
-        store = Store.open(settings.store)
+        store = Store.open(writable_url(settings.store))
         store.probe()
         return cls(store, settings, run)
 
@@ -72,6 +76,9 @@ class Remote:
         """
         here, there = load_record(self._folder), load_run(self.store)
         if there is None:
+            if self.store.has(LEAD_FILE):
+                step = f"hsbench extract --resume {self.store.url} goes on with it"
+                raise UsageError(f"what is at {self.store.url} is of a run on Ray", step)
             if here is None and (others := [name for name in self.store.top() if name != "index"]):
                 shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
                 raise UsageError(f"{self.store.url} is not empty ({shown}) and is of no run of ours", "name a new URL")
@@ -87,7 +94,7 @@ class Remote:
         """The data set open for writing. A URL whose run is not finished is taken for this process."""
         if load_run(self.store) is None:
             self.store.replace(RUN_FILE, msgspec.json.format(msgspec.json.encode(record)))
-        self.store.replace(JOB_FILE, _portable(self._settings))
+        save_settings(self.store, self._settings)
         if not self.store.has(INDEX_FILE):
             self._parts.claim()
         stored = self._parts.load()
@@ -211,6 +218,11 @@ def load_settings(url: str, folder: Path) -> ExtractSettings:
         raise UsageError("the server's flags held a secret, which is not stored", "give the whole first command again")
     here = settings.python if settings.python and os.path.exists(settings.python) else None
     return msgspec.structs.replace(settings, out=str(folder), store=store.url, python=here)
+
+
+def save_settings(store: Store, settings: ExtractSettings) -> None:
+    """Leave a job's settings at its URL, for `load_settings`."""
+    store.replace(JOB_FILE, _portable(settings))
 
 
 def _portable(settings: ExtractSettings) -> bytes:

@@ -82,6 +82,7 @@ class StagedWriter(DatasetWriter):
         for file in removed:
             (self.folder / file).unlink(missing_ok=True)
         redo, orphans = self._against_store()
+        self._parts.forget(self._stored[row].file for row in redo)
         self._store.remove(orphans)
         self._store.abort_uploads()
         for row in redo:
@@ -119,6 +120,7 @@ class StagedWriter(DatasetWriter):
             return []
         if self._parts.sealed:
             return []
+        self._parts.refuse_newer()
         made = self._side_files(lines)
         if self.layout.arrow and any(line.status == "written" for line in lines):
             made += ["dataset_info.json", "state.json"]

@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from workbench.storage.sums import Sums, sums_of
 
 RANGE_BYTES = 8 << 20
 """Of one read of a large object."""
+TRIES = 3
+"""To put an object where another job still stores its own: it ends with its next part, or its next try."""
 
 
 class Store:
@@ -146,7 +148,15 @@ class Store:
 
     # Files.
 
-    def put(self, path: Path, name: str, crc32: str = "", *, replace: bool = False) -> None:
+    def put(
+        self,
+        path: Path,
+        name: str,
+        crc32: str = "",
+        *,
+        replace: bool = False,
+        may_replace: Callable[[str], None] | None = None,
+    ) -> None:
         """Send a file, in parts where it is large, and compare what is stored with it.
 
         Args:
@@ -154,6 +164,7 @@ class Store:
             name: The object.
             crc32: What the file's checksum must be.
             replace: Whether there may be such an object.
+            may_replace: Asked before an object that is something else is removed; raises when it must stay.
 
         Raises:
             StorageError: it is not there, or not what was sent.
@@ -161,20 +172,19 @@ class Store:
             CheckFailed: the file is not what it was.
         """
         sums = self._sums(path, crc32)
-        there = False
-        try:
-            with self._doing("writing", name), _exists_is_its_own_error():
-                self._send(path, name, sums.nbytes, replace)
-        except FileExistsError:
-            there = True
-        if self.holds(name, sums):
-            return
-        if there:
-            raise TakenOver(
-                f"{self.url}/{name} is there already and is not ours: another job writes to this URL",
-                "end one of the two; hsbench extract --resume URL puts right what is there",
-            )
-        self.remove([name])
+        for _ in range(TRIES):
+            there = self._send(path, name, sums.nbytes, replace)
+            if self.holds(name, sums):
+                return
+            if not there:
+                break  # it stays: it may be another job's by now, and the next try finds that out
+            if may_replace is None:
+                raise TakenOver(
+                    f"{self.url}/{name} is there already and is not ours: another job writes to this URL",
+                    "end one of the two; hsbench extract --resume URL puts right what is there",
+                )
+            may_replace(name)
+            self.remove([name])
         raise StorageError(f"{self.url}/{name} is not what was sent", "hsbench extract --resume URL sends it again")
 
     @staticmethod
@@ -193,13 +203,21 @@ class Store:
             )
         return sums
 
-    def _send(self, path: Path, name: str, size: int, replace: bool) -> None:
+    def _send(self, path: Path, name: str, size: int, replace: bool) -> bool:
+        """Whether there is an object already, which must not be replaced."""
         options: dict[str, Any] = {}
         if self.is_s3:
             options["chunksize"] = s3.part_bytes(size)
         if not replace and self.exclusive and self.protocol not in ("file", "local"):
             options["mode"] = "create"
-        self.fs.put_file(str(path), self.path(name), **options)
+        elif not replace and self.has(name):  # where the store itself cannot refuse
+            return True
+        try:
+            with self._doing("writing", name), _exists_is_its_own_error():
+                self.fs.put_file(str(path), self.path(name), **options)
+        except FileExistsError:
+            return True
+        return False
 
     def holds(self, name: str, sums: Sums) -> bool:
         """Whether an object is the file: by its size, and by its tag or, where that proves nothing, by reading it."""

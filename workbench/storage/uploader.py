@@ -115,7 +115,7 @@ class Uploader:
 
     def _send(self, line: IndexLine) -> None:
         path = self._folder / line.file
-        self._store.put(path, line.file, line.crc32)
+        self._store.put(path, line.file, line.crc32, may_replace=self._parts.may_replace)
         self._before_free(line, path)
 
     def _insist(self, work: Callable[[], None]) -> bool:

@@ -62,18 +62,25 @@ class StoreRun:
 
     def __init__(self, url: str) -> None:
         self._store = Store.open(url)
-        shards = [name for name in self._store.top() if parse(name) is not None]
-        stores = [self._store, *(self._store.below(name) for name in shards)]
-        found = [(store, run) for store in stores if (run := load_run(store)) is not None]
-        self._places = [Place(store, len(run.rows())) for store, run in found]
-        if not found:
-            raise UsageError(f"there was no job at {self._store.url}", "hsbench extract DATA --out URL begins one")
-        numbered = [run.shard for store, run in found if store is not self._store]
-        self._rows = found[0][1].source.rows if numbered else self._places[0].rows
         self._url = self._store.url
+        self._places: list[Place] = []
+        self._rows = 0
+        self._find()
+        if not self._places:
+            raise UsageError(f"there was no job at {self._store.url}", "hsbench extract DATA --out URL begins one")
+
+    def _find(self) -> None:
+        """What was begun since the last look: shards may come later."""
+        seen = {place.store.url for place in self._places}
+        shards = [name for name in self._store.top() if parse(name) is not None]
+        for store in (self._store, *(self._store.below(name) for name in shards)):
+            if store.url not in seen and (run := load_run(store)) is not None:
+                self._places.append(Place(store, len(run.rows())))
+                self._rows = self._rows or (len(run.rows()) if store is self._store else run.source.rows)
 
     def look(self) -> RunView:
         """Read the parts that are new."""
+        self._find()
         for place in self._places:
             place.look()
         now = time.time()
