@@ -1,7 +1,8 @@
 """An extraction on Ray's own test cluster, two nodes of it each with a real server, while nearly everything dies.
 
-One scenario, since a server takes half a minute to start: a node is killed in the middle of a shard, then the driver
-and the hand of the other node are, then the run goes on and its server hangs. The result is that of one machine.
+Few scenarios, since a server takes half a minute to start: a node is killed in the middle of a shard, then the driver
+and the hand of the other node are, then the run goes on and its server hangs. And one whose shards go to a bucket. The
+result is that of one machine.
 """
 
 import contextlib
@@ -15,12 +16,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import psutil
 import pytest
 
 from tests.engine.conftest import Command
 from tests.engine.distances import distances
 from tests.engine.human_eval import chats
+from tests.unit.storage_support import check_recorded, moto, recorded, s3_environment
+from workbench.extract.shards import shard_name
+from workbench.storage.address import staging_folder
+from workbench.storage.store import Store
 
 pytestmark = pytest.mark.engine
 
@@ -34,12 +40,19 @@ OPTIONS = ("--device", "cpu", "--max-seq-len", "160", "--baseline", "0", "--min-
 
 
 @pytest.fixture(scope="module")
-def machines(hsbench: Command) -> Iterator[Any]:
+def bucket() -> Iterator[dict[str, str]]:
+    """An S3 server; what the environment must hold to find it."""
+    with moto() as endpoint:
+        yield s3_environment(endpoint)
+
+
+@pytest.fixture(scope="module")
+def machines(hsbench: Command, bucket: dict[str, str]) -> Iterator[Any]:
     """A head without room for servers, and two nodes with room for one each."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        added = {**hsbench.env, "RAY_USAGE_STATS_ENABLED": "0", "HS_TEST_SILENCE": "20"}
+        added = {**hsbench.env, **bucket, "RAY_USAGE_STATS_ENABLED": "0", "HS_TEST_SILENCE": "20"}
         added["HS_TEST_HANG"] = str(hsbench.home / "hang")
         for name in set(os.environ) - set(added):
             patch.delenv(name)
@@ -66,6 +79,7 @@ class Driver:
     """`hsbench extract --ray` in the foreground, as a process that can be killed."""
 
     def __init__(self, hsbench: Command, folder: Path, *arguments: str) -> None:
+        folder.mkdir(exist_ok=True)
         self.out, self.err = folder / "driver.out", folder / "driver.err"
         command = [sys.executable, "-m", "workbench.cli", "extract", *arguments, "--foreground", "--json"]
         with open(self.out, "ab") as out, open(self.err, "ab") as err:
@@ -195,3 +209,66 @@ def test_a_lost_node_a_killed_driver_and_a_hung_server_cost_no_row(
     stores = through_object_stores(cluster)
     assert len(stores) == 3
     assert max(stores) < 10_000, "states went through Ray"
+
+
+@pytest.fixture
+def two_nodes(hsbench: Command, machines: Any, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The cluster as it was at first, and an environment in which all find a bucket."""
+    cluster, _ = machines
+    while len(cluster.worker_nodes) < 2:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    for name, value in bucket.items():
+        monkeypatch.setitem(hsbench.env, name, value)
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_STATE_HOME", hsbench.env["XDG_STATE_HOME"])
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir("samples")
+    return cluster
+
+
+def test_shards_go_to_a_bucket_and_a_lost_node_and_a_killed_driver_cost_no_row(
+    hsbench: Command, two_nodes: Any, demo_model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, url = two_nodes, "s3://samples/many"
+    store, here = Store.open(url), staging_folder(url)
+    where = ["--model", str(demo_model), *OPTIONS]
+    many = ["--ray", cluster.address, "--shards", "2", "--concurrency", "1", "--lease", str(LEASE_S)]
+    driver = Driver(hsbench, data.parent / "far", str(data), "--out", url, *where, *many)
+
+    # A node is killed when a part of its shard is stored.
+    shards = [shard_name(number, 2) for number in range(2)]
+    stored = lambda: [name for name in shards if 0 < len(recorded(store.below(name))) < ROWS // 2 - 1]  # noqa: E731
+    driver.until(lambda: bool(stored()))
+    shard = stored()[0]
+    node = last_line(here, shard)["node"].partition(":")[2]
+    victim = next(one for one in cluster.worker_nodes if one.node_id.startswith(node))
+    cluster.remove_node(victim, allow_graceful=False)
+    kept = {row: line.time for row, line in recorded(store.below(shard)).items()}
+    assert 0 < len(kept) < ROWS // 2, "it was too late to be in the middle"
+    driver.until(lambda: "is lost" in driver.said())
+    rows = hsbench.json("watch", str(here), "--once")["shards"]
+    assert {row["shard"] for row in rows if row["server"]} == set(shards)
+
+    # The driver is killed, and the run goes on from another machine.
+    driver.process.kill()
+    driver.process.wait()
+    monkeypatch.setitem(hsbench.env, "XDG_STATE_HOME", str(hsbench.home / "elsewhere"))
+    driver = Driver(hsbench, data.parent / "far", "--resume", url, "--ray", cluster.address)
+    assert driver.process.wait(300) == 0, f"{driver.said()}\n{driver.err.read_text()[-3000:]}"
+    assert sum(check_recorded(store.below(name)) for name in shards) == ROWS
+    again = {row: line.time for row, line in recorded(store.below(shard)).items()}
+    assert {row: again[row] for row in kept} == kept, "what was stored was made again"
+    lines = [json.loads(line) for line in (store.read("index.jsonl") or b"").splitlines()]
+    assert [line["index"] for line in lines] == list(range(ROWS))
+    audit = hsbench.json("verify", url, "--all", "--workers", "1")
+    assert (audit["verdict"], audit["checked"], audit["folder"]) == ("ok", ROWS, url)
+    view = hsbench.json("watch", url, "--once")
+    assert (view["state"], view["written"]) == ("done", ROWS)
+    assert not servers_of_hands(), "a server is left"
+    alone, fetched = data.parent / "alone", data.parent / "fetched"
+    if not alone.exists():
+        hsbench.ok("extract", str(data), "--out", str(alone), *where, "--concurrency", "8", "--foreground")
+    for line in lines:
+        path = fetched / line["file"].partition("/")[2]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.read(line["file"]) or b"")
+    assert max(distances(ROWS, alone, fetched)) <= REPEATS

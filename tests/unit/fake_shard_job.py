@@ -1,7 +1,7 @@
 """A stand-in for the job of a shard: it tells what its data set's name says, and ends so, or never.
 
-`done-…` ends well, `bad-…` with exit code 1 and a reason, `silent-…` is killed without a word, `endless-…` goes on,
-with a child of its own that does too.
+`done-…` ends well, `bad-…` with exit code 1 and a reason, `taken-…` because another job records, `silent-…` is killed
+without a word, `endless-…` goes on, with a child of its own that does too.
 """
 
 import json
@@ -38,5 +38,8 @@ if name.startswith("silent"):
     os.kill(os.getpid(), signal.SIGKILL)
 if name.startswith("bad"):
     tell(type="Ended", state="failed", message="12 samples are bad", next_step="look at them", exit_code=1)
+    sys.exit(1)
+if name.startswith("taken"):
+    tell(type="Ended", state="failed", message="file:///x was taken over by h, process 1; nothing more", exit_code=1)
     sys.exit(1)
 tell(type="Ended", state="done", message="all of it")

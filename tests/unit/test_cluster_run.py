@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from tests.unit.extract_support import run_record
 from tests.unit.merge_support import ROWS, contents, write
 from workbench.cluster.driver import Driver, on
 from workbench.cluster.records import At, Errand, Gone, Hello, News, Order, Over
-from workbench.errors import UsageError
+from workbench.errors import ServerError, UsageError
+from workbench.extract.job import detach
 from workbench.extract.job.events import Ended, JobEvent, Progress
 from workbench.extract.job.files import JobFiles, Journal, Request
 from workbench.extract.job.run import Control, run
@@ -76,7 +79,7 @@ def done(folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def _a_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(Driver, "_rows", lambda self: ROWS)
+    monkeypatch.setattr(Driver, "_source", lambda self: run_record("speculators-v1", ROWS).source)
 
 
 def ask(out: Path, flags: tuple[str, ...] = (), **cluster: Any) -> Request:
@@ -261,6 +264,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
         ([*base, "--ray", "auto"], "--ray needs a model to serve"),
         ([*base, "--ray", "auto", "--model", "m", "--url", "http://x"], "starts servers of its own"),
         ([*base, "--ray", "auto", "--model", "m", "--shard", "0/2"], "cuts the data set by itself"),
+        ([*base, "--ray", "head:port", "--model", "m"], "--ray 'head:port' is neither auto nor HOST:PORT"),
     ):
         done = hsbench(*arguments)
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -269,3 +273,79 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     without = hsbench(*base, "--ray", "auto", "--model", "m", code="sys.modules['ray'] = None")
     assert (without.returncode, "pip install 'hsbench[ray]'" in without.stderr) == (6, True), without.stderr
     assert not Path(out).exists()
+
+
+OTHER: list[tuple[tuple[dict[str, Any], dict[str, Any]], str]] = [
+    (({}, {"format": "specforge"}), "format: speculators-v1, now specforge"),
+    (({}, {"layers": (0, 1)}), "blocks: [0, 1, 2], now [0, 1]"),
+    (({}, {"model": "/models/huge"}), "model: /models/tiny, now /models/huge"),
+    (({"fingerprint": "f1"}, {}), "data set or tokenizer: other contents (data.jsonl, now data.jsonl)"),
+    (({"rows": ROWS + 1}, {}), f"rows: {ROWS}, now {ROWS + 1}"),
+    (({"max_seq_len": 64}, {}), "--max-seq-len: None, now 64"),
+    (({"mask": "template"}, {}), "mask: column, now template"),
+]
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize(("changes", "words"), OTHER)
+def test_another_run_is_not_told_to_be_done(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    merge: bool,
+    changes: tuple[dict[str, Any], dict[str, Any]],
+    words: str,
+) -> None:
+    source, settings = changes
+    out, first = tmp_path / "out", ask(tmp_path / "out", shards=2, merge=merge)
+    go(first, Here())
+    job, before = JobFiles(out).load(), contents(out)
+    other = msgspec.structs.replace(run_record("speculators-v1", ROWS).source, **source)
+    monkeypatch.setattr(Driver, "_source", lambda self: other)
+    machines = Here()
+    with pytest.raises(UsageError) as refused:
+        go(msgspec.structs.replace(first, settings=msgspec.structs.replace(first.settings, **settings)), machines)
+    part = "" if merge else "shard_0-of-2: "
+    assert refused.value.message == f"this folder is of another run: {part}{words}"
+    assert not machines.errands
+    assert contents(out) == before
+    after = JobFiles(out).load()
+    assert job is not None
+    assert after is not None
+    assert (after.settings, after.cluster) == (job.settings, job.cluster)
+
+
+def test_the_cluster_is_asked_for_before_the_data_set_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def nobody(cluster: Cluster) -> Here:
+        raise ServerError(f"nothing listens at {cluster.address}")
+
+    monkeypatch.setattr(Driver, "_source", lambda self: read.append(self.settings.data))
+    with pytest.raises(ServerError, match="nothing listens at here"):
+        list(run(ask(tmp_path / "out"), Control(), on(nobody)))
+    assert not read
+
+
+def test_one_machine_is_told_that_the_folder_is_of_a_run_on_ray(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    alone = msgspec.structs.replace(ask(out), cluster=None)
+    going = run(ask(out, shards=3), Control(), on(lambda cluster: Here(servers=1)))
+    while not (out / shard_name(0, 3)).exists():
+        next(going)
+
+    def killed() -> None:
+        going.close()  # type: ignore[attr-defined]
+        job = JobFiles(out).load()
+        assert job is not None
+        JobFiles(out).save(msgspec.structs.replace(job, since_boot=-5.0))
+
+    for end, words, step in (
+        (lambda: None, f"{out} is of a run on Ray, which goes on", f"hsbench watch {out} shows it"),
+        (killed, f"{out} is of a run on Ray", f"hsbench extract --resume {out} goes on with it"),
+        ((out / ".hsbench/job.json").unlink, f"{out} holds shards of a run, such as shard_0-of-3", "--merge"),
+    ):
+        end()
+        with pytest.raises(UsageError) as refused:
+            detach.ask(JobFiles(out), alone)
+        assert refused.value.message == words
+        assert step in refused.value.next_step

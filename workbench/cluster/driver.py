@@ -1,7 +1,6 @@
-"""The run on a cluster, as work of a job in the folder that holds the shards: cut, hand out, join.
+"""The run on a cluster, as work of a job in the folder that holds the shards, or that has a URL: cut, hand out, join.
 
-What is on disk decides what is left to do, so a driver that died is gone on with by any other. Two at once are refused
-by the folder's lock.
+What is there decides what is left to do, so a driver that died is gone on with by any other: see ground.py.
 """
 
 import contextlib
@@ -12,22 +11,20 @@ from typing import Protocol
 
 import msgspec
 
-from workbench.cluster import folder, place
+from workbench.cluster import folder
 from workbench.cluster.board import Board
+from workbench.cluster.far import Far
+from workbench.cluster.ground import Folder, Ground
 from workbench.cluster.records import Crew, Errand
 from workbench.cluster.shift import Shift
 from workbench.cluster.tale import CLUSTER_FILE, Tale
 from workbench.errors import UsageError
 from workbench.extract.dataset import Dataset
-from workbench.extract.index import IndexLine, read_lines
 from workbench.extract.job.events import Ended, JobEvent, Progress, Told
 from workbench.extract.job.files import JobFile, JobFiles, Request
 from workbench.extract.job.run import Work
 from workbench.extract.job.settings import Cluster, ExtractSettings
-from workbench.extract.merge import merge
-from workbench.extract.merge.journal import load_journal
-from workbench.extract.record import load_record
-from workbench.extract.shards import shard_folders
+from workbench.extract.record import Source
 from workbench.render.text import size
 from workbench.server.engine import find_interpreter
 from workbench.server.flags import TP_SIZE, given
@@ -63,7 +60,9 @@ class Driver:
         assert request.cluster is not None
         self.files, self.job, self.request, self.cluster = files, job, request, request.cluster
         self.settings: ExtractSettings = request.settings
-        self.out = files.out
+        self.ground: Ground = Folder(files.out, job.run)
+        if request.settings.store is not None:
+            self.ground = Far(request.settings)
         self._stopping, self._connect = stopping, connect
         self._was_paused = False
         self._did = ""
@@ -72,50 +71,60 @@ class Driver:
     def events(self) -> Iterator[JobEvent]:
         """Work, until the data set is whole or the run is told to stop."""
         yield Progress(time=time.time(), state="preflight")
-        if load_journal(self.out) is not None:
+        joined, joining = self.ground.joined() is not None, self.ground.joining()
+        if not (joined or joining):
+            self.ground.refuse_other_use()
+        found: list[folder.Found] = []
+        with contextlib.ExitStack() as stack:
+            over = joined or joining or self.ground.seems_done()
+            crew = None if over else self._crew(stack)  # a wrong address is told before the data set is read
+            source = self._source()
+            self.ground.refuse_another_run(self.settings, source)
+            if not (joined or joining):
+                yield _note(f"{self.settings.data}: {source.rows:,} rows")
+                of = self.ground.how_many(self.cluster.shards, self.cluster.servers, source.rows)
+                if of is None or not all(one.done for one in self._found(source.rows, of)):
+                    crew = crew or self._crew(stack)
+                    of = of or min(folder.A_SERVER * crew.servers, source.rows)
+                    yield from self._work(crew, source.rows, self._found(source.rows, of))
+                found = self._found(source.rows, of)
+        if joining:
             yield from self._join()
-            return
-        if load_record(self.out) is not None:
+        elif joined:
             yield self._joined_before()
-            return
-        folder.refuse_other_use(self.out)
-        rows = self._rows()
-        yield _note(f"{self.settings.data}: {rows:,} rows")
-        of = folder.how_many(self.out, self.cluster.shards, self.cluster.servers, rows)
-        found = None if of is None else self._found(rows, of)
-        if found is None or not all(one.done for one in found):
-            with contextlib.closing(self._connect(self.cluster)) as crew:
-                of = of or min(folder.A_SERVER * crew.servers, rows)
-                yield from self._work(crew, rows, found or self._found(rows, of))
-        assert of is not None
-        yield from self._end(self._found(rows, of))
+        else:
+            yield from self._end(found)
 
-    def _rows(self) -> int:
-        """Of the data set, which is read here once, so that a bad one is refused before a server is started."""
+    def _crew(self, stack: contextlib.ExitStack) -> Machines:
+        return stack.enter_context(contextlib.closing(self._connect(self.cluster)))
+
+    def _source(self) -> Source:
+        """The data set, which is read here once, so that a bad one is refused before a server is started."""
         with Worker(find_interpreter(self.settings.python)) as worker:
-            rows = Dataset.open(self.settings.dataset(self.settings.model), worker).rows
-        if not rows:
+            source = Dataset.open(self.settings.dataset(self.settings.model), worker).source()
+        if not source.rows:
             raise UsageError(f"{self.settings.data} has no rows", "hsbench extract DATA --preview 3 shows them")
-        return rows
+        return source
 
     def _found(self, rows: int, of: int) -> list[folder.Found]:
-        return [folder.look(self.out, shard, of, rows) for shard in range(of)]
+        return self.ground.found(rows, of)
 
     def _work(self, crew: Machines, rows: int, found: list[folder.Found]) -> Iterator[JobEvent]:
         """Have the shards done that are not."""
         of, left = len(found), [one.at.shard for one in found if not one.done]
         self._remember(of, crew)
         token = secrets.token_hex(8)
-        place.leave_token(self.out, token)
+        self.ground.begin(token, self.job.settings, self.cluster)
         yield _note(f"{of - len(left)} of {of} shards are done; {min(crew.servers, len(left))} servers are asked for")
         errand = Errand(
             settings=self.settings,
-            run=self.job.run,
+            run=self.ground.run,
             slot=0,
             shards=of,
             token=token,
             lease_s=self.cluster.lease_s,
             command=self.request.command,
+            staging=self.ground.staging,
         )
         tale = Tale(self.files.folder / CLUSTER_FILE, rows, of, (one.at for one in found))
         shift = Shift(
@@ -150,60 +159,58 @@ class Driver:
 
     def _paused(self) -> bool:
         """Whether nothing is to be handed out; the shards under way are told when that changes."""
+        self.ground.check()
         paused = self.files.pause.exists()
         if paused != self._was_paused:
             self._was_paused = paused
-            for shard in shard_folders(self.out):
-                mark = JobFiles(shard).pause
-                with contextlib.suppress(OSError):
-                    if paused:
-                        mark.touch()
-                    else:
-                        mark.unlink(missing_ok=True)
+            self.ground.pause(paused)
         return paused
 
     # The end.
 
     def _end(self, found: list[folder.Found]) -> Iterator[JobEvent]:
-        go_on = f"hsbench extract --resume {self.out}"
+        name = self.settings.place
         left = [one for one in found if not one.done]
         if left:
-            text = f"{self._did}{_sum(found, self.out)}; {len(left)} of {len(found)} shards to go"
-            yield Ended(time=time.time(), state="stopped", message=text, next_step=go_on)
+            text = f"{self._did}{_sum(found, name)}; {len(left)} of {len(found)} shards to go"
+            yield Ended(time=time.time(), state="stopped", message=text, next_step=f"hsbench extract --resume {name}")
         elif not self.cluster.merge:
-            text = f"{self._did}{_sum(found, self.out)}, in {len(found)} shards"
-            yield Ended(time=time.time(), state="done", message=text, next_step=f"hsbench extract --merge {self.out}")
+            text = f"{self._did}{_sum(found, name)}, in {len(found)} shards"
+            yield Ended(time=time.time(), state="done", message=text, next_step=f"hsbench extract --merge {name}")
         else:
             yield from self._join()
 
     def _join(self) -> Iterator[JobEvent]:
         """Make one data set of the shards; the folder is then like that of a run of one machine."""
         yield _note("all shards are done; joining them")
-        for event in merge(self.out, python=self.settings.python, locked=True):
+        for event in self.ground.join(self.settings.python):
             if isinstance(event, Ended):
                 yield msgspec.structs.replace(event, message=f"{self._did}{event.message}")
             else:
                 yield event
         self.job = msgspec.structs.replace(
-            self.job, settings=self.settings, command=self.request.command, accepted=True, cluster=None
+            self.job,
+            settings=self.settings,
+            command=self.request.command,
+            accepted=True,
+            cluster=None if self.settings.store is None else self.cluster,  # a joined URL takes no job of one machine
         )
         self.files.save(self.job)
 
     def _joined_before(self) -> Ended:
         """What to say of a folder that is one data set already."""
-        record = load_record(self.out)
+        record, name = self.ground.joined(), self.settings.place
         assert record is not None
-        lines = {line.index: line for line in read_lines(self.out) if isinstance(line, IndexLine)}
-        if missing := len(record.rows()) - len(lines):
+        if missing := len(record.rows()) - self.ground.joined_rows():
             raise UsageError(
-                f"{self.out} is one data set already, with {missing:,} rows to go",
+                f"{name} is one data set already, with {missing:,} rows to go",
                 "go on with it on one machine: give the same command without --ray",
             )
         return Ended(
             time=time.time(),
             state="done",
-            message=f"{len(lines):,} rows are done and joined in {self.out}",
-            next_step=f"hsbench verify {self.out} --all",
+            message=f"{len(record.rows()):,} rows are done and joined in {name}",
+            next_step=f"hsbench verify {name} --all",
         )
 
 

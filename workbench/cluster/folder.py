@@ -1,5 +1,7 @@
 """The run's folder as the driver finds it: which shards there are, and what is in them."""
 
+import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -9,6 +11,8 @@ from workbench.errors import UsageError
 from workbench.extract.index import IndexLine, read_lines
 from workbench.extract.job.events import Ended
 from workbench.extract.job.files import FOLDER, JobFiles, recent
+from workbench.extract.job.settings import ExtractSettings
+from workbench.extract.record import RunRecord, Source, load_record, refuse_differences
 from workbench.extract.shards import parse, shard_folders, shard_name
 
 A_SERVER = 4
@@ -38,10 +42,19 @@ def shards_there(out: Path) -> int | None:
     Raises:
         UsageError: there are shards of several runs.
     """
-    found = {numbers[1] for path in shard_folders(out) if (numbers := parse(path.name)) is not None}
+    return one_division([numbers for path in shard_folders(out) if (numbers := parse(path.name)) is not None], str(out))
+
+
+def one_division(shards: Iterable[tuple[int, int]], name: str) -> int | None:
+    """The N that all these I/N in a folder or at a URL of this name share; None when there are none.
+
+    Raises:
+        UsageError: there are shards of several runs.
+    """
+    found = {of for _, of in shards}
     if len(found) > 1:
         shown = " and ".join(str(of) for of in sorted(found))
-        raise UsageError(f"{out} has shards of runs cut into {shown}", "move those of one of them elsewhere")
+        raise UsageError(f"{name} has shards of runs cut into {shown}", "move those of one of them elsewhere")
     return found.pop() if found else None
 
 
@@ -51,16 +64,63 @@ def how_many(out: Path, asked: int | None, servers: int | None, rows: int) -> in
     Raises:
         UsageError: the run that is there has another number than is asked for.
     """
-    there = shards_there(out)
+    return agreed(shards_there(out), str(out), asked, servers, rows)
+
+
+def agreed(there: int | None, name: str, asked: int | None, servers: int | None, rows: int) -> int | None:
+    """See `how_many`: with what is there, in a folder or at a URL of this name."""
     if there is not None and asked is not None and asked != there:
         raise UsageError(
-            f"the run in {out} is cut into {there} shards, not {asked}", f"--shards {there}, or leave it out"
+            f"the run in {name} is cut into {there} shards, not {asked}", f"--shards {there}, or leave it out"
         )
     if there is not None:
         return there
     if asked is None and servers is None:
         return None
     return min(asked or A_SERVER * (servers or 1), rows)
+
+
+def seems_done(out: Path) -> bool:
+    """Whether the job of every shard there told that it is done. `look` says whether it is true."""
+    of = shards_there(out)
+    return of is not None and all(_ended(out / shard_name(shard, of)) for shard in range(of))
+
+
+def refuse_another_run(out: Path, settings: ExtractSettings, source: Source) -> None:
+    """Raise UsageError when the whole, or a shard, in `out` is not of the run that is asked for.
+
+    A shard that is done is opened by no job any more, so nobody else would compare.
+
+    Args:
+        out: The run's folder.
+        settings: What is asked for; layers that are not named are the folder's own.
+        source: The data set that is asked for.
+    """
+    if (whole := load_record(out)) is not None:
+        refuse_differences(whole, asked(whole, settings, source, (0, 1)))
+    for path in shard_folders(out):
+        record, numbers = load_record(path), parse(path.name)
+        if record is not None and numbers is not None:
+            refuse_differences(record, asked(record, settings, source, numbers), of=path.name)
+
+
+def asked(old: RunRecord, settings: ExtractSettings, source: Source, shard: tuple[int, int]) -> RunRecord:
+    """The run that is asked for, as far as it is known before there is a server."""
+    states, engine = old.states, old.engine
+    if settings.layers is not None:
+        states = msgspec.structs.replace(states, after_block=settings.layers)
+    if settings.model is not None and not _same_model(engine.model, settings.model):
+        engine = msgspec.structs.replace(engine, model=settings.model)
+    return msgspec.structs.replace(
+        old, format=settings.format, source=source, shard=shard, states=states, engine=engine
+    )
+
+
+def _same_model(one: str, other: str) -> bool:
+    """Whether two names may be of one model; what a hub's name was loaded from cannot be told from here."""
+    if os.path.isabs(one) and os.path.isabs(other):
+        return os.path.realpath(one) == os.path.realpath(other)
+    return one == other or os.path.isabs(one) != os.path.isabs(other)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -74,17 +134,26 @@ def look(out: Path, shard: int, of: int, rows: int) -> Found:
     """Count what a shard's index holds. Done is one that is whole and whose job said so after its side files."""
     folder = out / shard_name(shard, of)
     lines = {line.index: line for line in read_lines(folder) if isinstance(line, IndexLine)}
-    written = [line for line in lines.values() if line.status == "written"]
-    events, _ = recent(JobFiles(folder).events)
-    ended = bool(events) and isinstance(events[-1], Ended) and events[-1].state == "done"
+    ended = _ended(folder)
+    return counted(shard, lines.values(), ended, ended and len(lines) == len(range(shard, rows, of)))
+
+
+def counted(shard: int, lines: Collection[IndexLine], ended: bool, done: bool) -> Found:
+    """A shard by the lines of its rows."""
+    written = [line for line in lines if line.status == "written"]
     at = At(
         shard=shard,
         state="done" if ended else "stopped",
         written=len(written),
-        refused=sum(line.status == "refused" for line in lines.values()),
-        quarantined=sum(line.status == "quarantined" for line in lines.values()),
+        refused=sum(line.status == "refused" for line in lines),
+        quarantined=sum(line.status == "quarantined" for line in lines),
         tokens=sum(line.tokens for line in written),
         tokens_expected=sum(line.tokens for line in written) if ended else 0.0,
         nbytes=sum(line.nbytes for line in written),
     )
-    return Found(at, ended and len(lines) == len(range(shard, rows, of)))
+    return Found(at, done)
+
+
+def _ended(folder: Path) -> bool:
+    events, _ = recent(JobFiles(folder).events)
+    return bool(events) and isinstance(events[-1], Ended) and events[-1].state == "done"

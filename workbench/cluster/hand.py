@@ -41,6 +41,8 @@ class Hand:
         self._job: ShardJob | None = None
         self._measured = False
         """Plain prefill is measured once for a server."""
+        self._paused: bool | None = None
+        """What its job was told last."""
 
     def work(self) -> None:
         """Until the end."""
@@ -72,9 +74,13 @@ class Hand:
             settings = settings_of(self.errand, order.shard, self.name, self._port, not self._measured)
             request = Request(settings=settings, command=self.errand.command)
             self._job = ShardJob.start(request, order.shard, say, lambda: self._orders.put(Order(do="look")))
+            self._paused = None  # what an earlier job left in the folder
             self._measured = self._measured or self._job is not None
         elif order.do in ("stop", "end") and self._job is not None:
             self._job.stop()
+        if self._job is not None and order.paused is not None and order.paused != self._paused:
+            self._paused = order.paused
+            self._job.pause(order.paused)
 
 
 _out_lock = threading.Lock()

@@ -14,12 +14,14 @@ names of both.
 import contextlib
 import fcntl
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from workbench.cluster.lead import check_store_seen
 from workbench.errors import Missing, ServerError
 from workbench.extract.durable import replace_bytes
 from workbench.extract.job.files import FOLDER
@@ -109,11 +111,24 @@ def end_servers(home: Path, grace_s: float) -> None:
 
 
 def end_leftovers(run: str, home: Path) -> None:
-    """End the servers of the run's hands on this machine that were killed before they could."""
+    """End the servers of the run's hands on this machine that were killed before they could.
+
+    What waited there for a URL is made again by others, unless the node may get the same shard again.
+    """
+    node = f"{home.name.rpartition('-')[0]}-"
     for other in sorted(homes(run).glob(f"{host()}-*")):
         if other != home:
             with contextlib.suppress(ServerError, OSError), own(other, 0):
                 end_servers(other, 0)
+                if not other.name.startswith(node):
+                    _drop_staged(other)
+
+
+def _drop_staged(home: Path) -> None:
+    """Free what a lost hand staged. What is in quarantine is for a person to look at."""
+    for path in (home / "hsbench" / "staging").glob("*"):
+        if path.is_dir() and path.suffix != ".quarantine":
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def own_port(home: Path) -> int:
@@ -140,13 +155,16 @@ def check_seen(settings: ExtractSettings, token: str, seconds: float = SEEN_S) -
     """The hand's half.
 
     Raises:
-        Missing: data set, model or the driver's folder are not to be seen from here, or the folder not to be written.
+        Missing: data set, model or the driver's folder or URL are not to be seen from here, or not to be written.
     """
     model = settings.model
     if not os.path.exists(settings.data):
         raise Missing(f"there is no {settings.data} on {socket.gethostname()}", "put it where every node sees it")
     if model is not None and os.path.isabs(model) and not os.path.isdir(model):
         raise Missing(f"there is no model {model} on {socket.gethostname()}", "put it where every node sees it")
+    if settings.store is not None:
+        check_store_seen(settings.store, token, seconds)
+        return
     path, deadline = settings.folder / FOLDER / TOKENS / "token", time.monotonic() + seconds
     while not _holds(path, token):
         if time.monotonic() >= deadline:

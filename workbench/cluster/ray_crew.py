@@ -66,14 +66,23 @@ def connect(cluster: Cluster) -> "RayCrew":
         raise
 
 
-def _refuse_deaf(address: str) -> None:
-    """Ray itself waits minutes for an address at which nothing listens."""
+def checked_address(address: str) -> tuple[str, int] | None:
+    """Host and port of an address, None of `auto`.
+
+    Raises:
+        UsageError: it is neither.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
-        return
+        return None
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
         raise UsageError(f"--ray {address!r} is neither auto nor HOST:PORT", "ray status tells the address")
-    if not ports.accepts(host, int(port), 5.0):
+    return host, int(port)
+
+
+def _refuse_deaf(address: str) -> None:
+    """Ray itself waits minutes for an address at which nothing listens."""
+    if (place := checked_address(address)) is not None and not ports.accepts(*place, 5.0):
         raise ServerError(f"nothing listens at {address}", "ray start --head begins a cluster and tells its address")
 
 

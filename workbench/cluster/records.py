@@ -21,7 +21,7 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     """All that a hand needs to know: which run, which place in it, and how long to go on without its driver."""
 
     settings: ExtractSettings
-    """Of the whole run; `out` is the folder that holds the shards."""
+    """Of the whole run; `out` is the folder that holds the shards, of one at a URL the driver's own."""
     run: str
     """Short id of the run."""
     slot: int
@@ -31,6 +31,8 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the file by which a hand knows that it sees the driver's folder."""
     lease_s: float
     command: str = ""
+    staging: str | None = None
+    """Of a run at a URL: where its shards' staging folders are on every node; None means the hand's state folder."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     do: Literal["shard", "stop", "end", "beat", "look"] = "beat"
     shard: int = -1
+    paused: bool | None = None
+    """Whether the hand's job is to pause, where the driver does not see its folder; None says nothing about it."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):

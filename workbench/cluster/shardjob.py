@@ -19,8 +19,11 @@ from workbench.extract.job.events import Ended, JobEvent, Progress, Told
 from workbench.extract.job.files import JobFiles, Request, recent
 from workbench.extract.job.settings import ExtractSettings
 from workbench.extract.shards import shard_name
+from workbench.storage.address import shard_of, staging_folder
 
 END_S = 0.5
+TAKEN_OVER = "was taken over by"
+"""In the message of `workbench.storage.errors.TakenOver`: another job records at the shard's URL."""
 WINDOW_S = 30.0
 """Seconds of work that a rate is of."""
 COMMAND = (sys.executable, "-m", "workbench.cli", "extract", "--tied", "--json", "--requested")
@@ -28,10 +31,15 @@ COMMAND = (sys.executable, "-m", "workbench.cli", "extract", "--tied", "--json",
 
 def settings_of(errand: Errand, shard: int, server: str, port: int, measure: bool) -> ExtractSettings:
     """What the job of this shard is asked for."""
-    whole = errand.settings
+    whole, store = errand.settings, None
+    out = os.path.join(whole.out, shard_name(shard, errand.shards))
+    if whole.store is not None:
+        store = shard_of(whole.store, (shard, errand.shards))
+        out = str(staging_folder(store, errand.staging))
     return msgspec.structs.replace(
         whole,
-        out=os.path.join(whole.out, shard_name(shard, errand.shards)),
+        out=out,
+        store=store,
         shard=(shard, errand.shards),
         name=server,
         port=port,
@@ -100,6 +108,14 @@ class ShardJob:
             )
         return cls(shard, files, process, say, wake)
 
+    def pause(self, paused: bool) -> None:
+        """Send nothing more, or go on."""
+        with contextlib.suppress(OSError):
+            if paused:
+                self._files.pause.touch()
+            else:
+                self._files.pause.unlink(missing_ok=True)
+
     def stop(self) -> None:
         """End in order: what is in flight is finished."""
         with contextlib.suppress(OSError):
@@ -141,6 +157,8 @@ class ShardJob:
             )
         events, _ = recent(self._files.events)
         last = events[-1] if events else None
+        if isinstance(last, Ended) and TAKEN_OVER in last.message:
+            return Over(shard=self.shard, outcome="busy", message=last.message)
         if isinstance(last, Ended) and last.state == "failed" and last.exit_code == code:
             return Over(shard=self.shard, outcome="failed", code=code, message=last.message, next_step=last.next_step)
         return Over(

@@ -147,8 +147,10 @@ class Shift:
                 return Order()
             post.ending = True
             return Order(do="end")
-        shard = None if post.hello is None or self._paused() else self._board.take(slot, self._clock())
-        return Order() if shard is None else Order(do="shard", shard=shard)
+        paused = self._paused()
+        told = paused if self._errand.settings.store is not None else None
+        shard = None if post.hello is None or paused else self._board.take(slot, self._clock())
+        return Order(paused=told) if shard is None else Order(do="shard", shard=shard, paused=told)
 
     def _gone(self, slot: int, post: Post, reason: str) -> Iterator[JobEvent]:
         if post.ending:

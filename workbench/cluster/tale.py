@@ -23,8 +23,12 @@ from workbench.extract.shards import shard_name
 from workbench.supervision.verdict import State as Verdict
 
 EVERY_S = 2.0
+AT_WORK = ("running", "restarting", "paused", "finishing")
+"""States of a shard whose job has a server."""
 LINE_S = 10.0
 """Between two lines of a server whose state does not change."""
+STANDS_S = 30.0
+"""A server that has requests and finished none for so long is not called ready."""
 CLUSTER_FILE = "cluster.jsonl"
 _VERDICT = re.compile("|".join(sorted(map(str, Verdict), key=len, reverse=True)))
 
@@ -50,6 +54,8 @@ class Tale:
         self._lines: dict[str, tuple[str, float]] = {}
         self._began: float | None = None
         self._told = float("-inf")
+        self._moved: dict[int, float] = {}
+        """When a shard's counts or state became what they are."""
 
     def left(self) -> str:
         """For a person."""
@@ -60,8 +66,8 @@ class Tale:
         self._done.add(shard)
         if shard in self._at:
             at = self._at[shard]
-            idle = {"state": "done", "in_flight": 0, "waiting_bytes": 0, "tokens_expected": float(at.tokens)}
-            self._at[shard] = msgspec.structs.replace(at, **idle)
+            self._at[shard] = msgspec.structs.replace(at, state="done", tokens_expected=float(at.tokens))
+            self._told = float("-inf")  # the counts of what is done are told at once
 
     def shard(self, at: At, who: Hello | None) -> None:
         """A shard's newest picture. One that knows no count yet takes the place of none that does."""
@@ -69,16 +75,21 @@ class Tale:
         counted = at.written + at.refused + at.quarantined
         if old is not None and counted < old.written + old.refused + old.quarantined and at.state == "preflight":
             at = msgspec.structs.replace(old, state=at.state, why=at.why, in_flight=0, waiting_bytes=0)
+        same = old is not None and (at.state, counted) == (old.state, old.written + old.refused + old.quarantined)
+        self._moved[at.shard] = self._moved.get(at.shard, self._clock()) if same else self._clock()
         if at.state == "running" and self._began is None:
             self._began = self._clock()
         self._at[at.shard] = at
         self.server(who, at.shard, at.state, at.why, at)
 
     def server(self, who: Hello | None, shard: int | None, state: str, note: str, at: At | None = None) -> None:
-        """One line, if there is something new in it."""
+        """One line, if there is something new in it. Without a picture a shard has no job any more, or none yet."""
+        if at is None and shard in self._at and shard not in self._done:
+            self._at[shard] = msgspec.structs.replace(self._at[shard], state="stopped")
         name = who.server if who is not None else ""
         before, when = self._lines.get(name, ("", float("-inf")))
-        mark = f"{shard} {state} {note[:40]}"
+        stands = at is not None and at.in_flight > 0 and self._clock() - self._moved[at.shard] >= STANDS_S
+        mark = f"{shard} {state} {note[:40]} {stands}"
         if not name or (mark == before and self._clock() - when < LINE_S):
             return
         self._lines[name] = (mark, self._clock())
@@ -89,7 +100,7 @@ class Tale:
                 "node": who.node if who is not None else "",
                 "shard": None if shard is None else shard_name(shard, self._of),
                 "state": state,
-                "verdict": _verdict(state, note),
+                "verdict": _verdict(state, note, stands),
                 "samples": at.written if at is not None else None,
                 "tok_s": at.tok_s if at is not None else None,
                 "waiting_bytes": at.waiting_bytes if at is not None else None,
@@ -111,7 +122,7 @@ class Tale:
     def picture(self, state: str = "") -> Progress:
         """All shards together; rates and seconds are the driver's own since its first shard ran."""
         now, states = self._sums(), [at.state for at in self._at.values() if at.shard not in self._done]
-        for each in ("running", "restarting", "paused", "finishing"):
+        for each in AT_WORK:
             state = state or (each if each in states else "")
         return msgspec.convert(
             {
@@ -132,9 +143,12 @@ class Tale:
         )
 
     def _sums(self) -> dict[str, int]:
-        names = ("written", "refused", "quarantined", "tokens", "nbytes", "in_flight", "waiting_bytes")
-        more = ("high_water_bytes", "restarts", "retries")
-        return {name: sum(getattr(at, name) for at in self._at.values()) for name in (*names, *more)}
+        """Counts of all shards; what waits, and may wait, of those at work: the others have no server any more."""
+        counts = ("written", "refused", "quarantined", "tokens", "nbytes", "restarts", "retries")
+        loads = ("in_flight", "waiting_bytes", "high_water_bytes")
+        work = [at for at in self._at.values() if at.state in AT_WORK]
+        found = {name: sum(getattr(at, name) for at in self._at.values()) for name in counts}
+        return found | {name: sum(getattr(at, name) for at in work) for name in loads}
 
     def _expected(self) -> float:
         """Tokens of all rows: by the shards that say so, for as many rows as there are."""
@@ -149,8 +163,10 @@ def _why(all_at: Iterable[At], state: str) -> str:
     return "; ".join(words[:3]) + ("; …" if len(words) > 3 else "")
 
 
-def _verdict(state: str, note: str) -> str:
-    """The verdict that the note tells; else what the state says of the server."""
+def _verdict(state: str, note: str, stands: bool) -> str:
+    """The verdict that the note tells; else what the state says of the server, as far as it answers."""
+    if state == "running" and stands:
+        return Verdict.READY_UNVERIFIED
     found = _VERDICT.search(note)
     if found is not None and state in ("restarting", "failed", "retired"):
         return found[0]

@@ -61,16 +61,23 @@ def cluster_of(given: dict[str, Any], settings: "ExtractSettings", resume: bool)
 
     job = JobFiles(settings.folder).load() if resume else None
     before = job.cluster if job is not None else None
+    if before is None and resume and settings.store is not None:
+        from workbench.cluster.far import cluster_at
+
+        before = cluster_at(settings.store)
     if before is None and "ray" not in given:
         if given:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise UsageError(f"{named} goes with --ray", "hsbench extract DATA --out DIR --model M --ray auto")
         return None
     _refuse_what_does_not_go(settings)
-    _check_folder(settings.folder)
-    from workbench.cluster.ray_crew import load
+    if settings.store is None:
+        _check_folder(settings.folder)
+    from workbench.cluster.ray_crew import checked_address, load
 
     load()
+    if "ray" in given:
+        checked_address(given["ray"])
     changes = {SETTINGS[name]: value for name, value in given.items() if name in SETTINGS}
     if "no_merge" in given:
         changes["merge"] = False
@@ -84,8 +91,6 @@ def _refuse_what_does_not_go(settings: "ExtractSettings") -> None:
         raise UsageError("--ray cuts the data set by itself", "leave --shard out; --shards M says into how many")
     if settings.model is None:
         raise UsageError("--ray needs a model to serve", "give --model PATH")
-    if settings.store is not None:
-        raise UsageError("--ray with --out URL is not supported", "name a folder that every node sees")
 
 
 def work_of(request: "Request") -> "Work":

@@ -203,10 +203,10 @@ def _settings(rest: dict[str, Any]) -> dict[str, Any]:
 
 def _place(out: str, shard: tuple[int, int], staging: str | None) -> tuple[str, str | None]:
     """The folder to write into, and the URL where the data set goes from there, if it does."""
-    from workbench.storage.address import checked_url, is_url, shard_of, staging_folder
+    from workbench.storage.address import is_url, shard_of, staging_folder, writable_url
 
     if is_url(out):
-        url = shard_of(checked_url(out), shard)
+        url = shard_of(writable_url(out), shard)
         return _folder(str(staging_folder(url, staging))), url
     if staging is not None:
         raise UsageError("--staging goes with --out URL", "leave it out: a folder needs no staging")

@@ -108,6 +108,11 @@ def _refuse_odd_calls(data: str | None, given: dict[str, Any]) -> None:
         raise UsageError(f"there is no {data}", "name a JSONL, Parquet or Arrow file, or a folder of them")
     if data is not None and given["rows"] is not None:
         raise UsageError("--rows goes with --tokens", "DATA has its own rows")
+    if given["rows"] is not None and given["tokens"] < given["rows"]:
+        raise UsageError(
+            f"--tokens {given['tokens']:,.0f} are fewer than --rows {given['rows']:,}",
+            "a row has a token at least; --tokens is of all rows together",
+        )
 
 
 def _model(model: str | None, python: str | None) -> str | None:
