@@ -11,15 +11,17 @@ specforge        data_N.ckpt             `input_ids` [L], `loss_mask` [L], `aux_
                                          [1, L, H]; read by SpecForge's offline reader
 ===============  ======================  ==============================================================================
 
-The last state is before the final norm in the first two and after it in the third. Ids and masks are int64.
+The last state is before the final norm in the first two and after it in the third. Ids and masks are int64. The bytes
+depend on the contents alone, so runs that were cut into shards and runs that were not can be compared by checksums.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import IO, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -61,7 +63,39 @@ def save(path: Path, kind: Kind, ids: Tensor, mask: Tensor, states: Sequence[Ten
     else:
         aux = torch.cat(tuple(states[:-1]), dim=-1).unsqueeze(0)
         whole = {"input_ids": ids, "loss_mask": mask, "aux_hidden_state": aux, "hidden_state": _own(states[-1])[None]}
-    torch.save(whole, path)
+    _torch_save(whole, path)
+
+
+class _Target:
+    """A file that is being written, as torch.save takes one.
+
+    It has no name: torch.save to a path stores the path's stem in the archive. It is unbuffered, since a tensor comes
+    as one write. An error is kept until the archive is closed, because torch would make another one of it.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: memoryview | bytes) -> int:
+        left = memoryview(data).cast("B")
+        try:
+            while left and self.error is None:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            self.error = error
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+
+def _torch_save(whole: dict[str, Any], path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        target = _Target(file.fileno())
+        torch.save(whole, cast(IO[bytes], target))
+        if target.error is not None:
+            raise target.error
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from probes.weights import read_config
 VERSION = 1
 """Part of the fingerprint; raised when the same row would give other ids or another mask than before."""
 FORMS = ("input_ids", "messages", "conversations", "text")
+TEXT = (".jsonl", ".json")
 LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -222,6 +224,8 @@ def _loader(path: Path) -> str:
 
 def _load(path: Path, files: list[Path], cache: str) -> Any:
     library = datasets_library()
+    if all(_is_blank(file) for file in files):
+        raise DataError(f"{path} is empty: it has no rows", "was it written to its end?")
     try:
         if path.is_dir() and (path / STATE_FILE).exists():
             data = library.load_from_disk(str(path)).with_format(None)
@@ -231,10 +235,22 @@ def _load(path: Path, files: list[Path], cache: str) -> Any:
     except Exception as error:  # the library raises many kinds for damaged files
         cause = error.__cause__ or error
         said = one_line(str(cause), 200) or type(cause).__name__
+        if "corresponds to no data" in said:  # such as {} and []
+            raise DataError(f"{path} has no rows", "is every line a JSON object with a column in it?") from None
         raise DataError(f"{path} cannot be read: {said}", "is every line a JSON object, and is there one?") from None
     if len(data) == 0:
         raise DataError(f"{path} has no rows")
     return data
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether a file has nothing to read; the library says of one only that an iteration stopped."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            parts = iter(lambda: file.read(1 << 16), b"")
+            return not any(part.strip() if _suffix(path) in TEXT else part for part in parts)
+    except (OSError, EOFError):
+        return False  # the library tells what is wrong with it
 
 
 def _form(columns: list[str], asked: str | None) -> str:

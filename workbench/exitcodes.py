@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
     MISSING = 6
     """An engine, a package, hardware or disk space is missing."""
     BROKEN = 7
-    """A server's state does not end by itself: HUNG_SPIN, DEAD_CHILD, PORT_TAKEN or ZOMBIE_READY."""
+    """A server's state does not end by itself: HUNG_SPIN, DEAD_CHILD, STOPPED_CHILD, PORT_TAKEN or ZOMBIE_READY."""
     UNSETTLED = 8
     """A server is neither well nor proven broken: SLOW, WAITING, SUSPECT_SPIN, READY_UNVERIFIED, UNHEALTHY_BUT_BUSY."""
     INTERNAL = 70

@@ -1,5 +1,6 @@
 """Opening data sets, what is refused, the fingerprint, and the preview."""
 
+import gzip
 import json
 import os
 from collections.abc import Sequence
@@ -124,6 +125,10 @@ def test_text_trains_on_every_token(tmp_path: Path, model: Path) -> None:
 def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
     (folder / "broken.jsonl").write_text('{"input_ids": [1]}\n{"input_ids": [1\n')
     (folder / "empty.jsonl").write_text("")
+    (folder / "blank.jsonl").write_text("\n  \n")
+    (folder / "zipped.jsonl.gz").write_bytes(gzip.compress(b""))
+    (folder / "empty.parquet").write_bytes(b"")
+    (folder / "nothing.json").write_text("[]")
     (folder / "notes.txt").write_text("x")
     (folder / "none").mkdir()
     (folder / "bad.parquet").write_bytes(b"PAR1 and nothing")
@@ -132,7 +137,11 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
     return {
         "missing": (folder / "no.jsonl", "does not exist"),
         "broken": (folder / "broken.jsonl", "cannot be read"),
-        "empty": (folder / "empty.jsonl", "no rows|cannot be read"),
+        "empty": (folder / "empty.jsonl", r"empty\.jsonl is empty: it has no rows$"),
+        "blank": (folder / "blank.jsonl", r"blank\.jsonl is empty: it has no rows$"),
+        "zipped": (folder / "zipped.jsonl.gz", r"zipped\.jsonl\.gz is empty: it has no rows$"),
+        "table": (folder / "empty.parquet", r"empty\.parquet is empty: it has no rows$"),
+        "nothing": (folder / "nothing.json", r"nothing\.json has no rows$"),
         "ending": (folder / "notes.txt", "not a data set by its name"),
         "folder": (folder / "none", "nothing that can be read"),
         "parquet": (folder / "bad.parquet", "cannot be read"),
@@ -141,7 +150,10 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-@pytest.mark.parametrize("which", ["missing", "broken", "empty", "ending", "folder", "parquet", "columns", "tokenizer"])
+WRONG = ("missing", "broken", "empty", "blank", "zipped", "table", "nothing", "ending", "folder", "parquet", "columns")
+
+
+@pytest.mark.parametrize("which", [*WRONG, "tokenizer"])
 def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, which: str) -> None:
     path, says = bad_files(tmp_path)[which]
     with pytest.raises(UsageError, match=says) as caught:

@@ -1,8 +1,11 @@
 """Each format is written from the recorder's own dumps and read the way its readers do."""
 
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import torch
 from datasets import load_from_disk
 from safetensors.torch import load_file
 
+from probes import samplefile
+from probes.samplefile import Kind
 from tests.unit.extract_support import (
     STATES,
     build,
@@ -28,6 +33,7 @@ from workbench.extract.record import Format
 from workbench.extract.sample import Refused
 from workbench.extract.writer import DatasetWriter
 
+ROOT = Path(__file__).parents[2]
 FORMATS: list[Format] = ["speculators-v1", "speculators", "specforge"]
 
 
@@ -313,6 +319,40 @@ def test_refused_rows_are_empty_rows_of_the_arrow_data_set(tmp_path: Path) -> No
     data: Any = load_from_disk(str(tmp_path / "out"))
     assert list(data.with_format(None)["seq_len"]) == [10, 0, 12]
     assert data[2]["input_ids"].tolist() == list(sample(2).input_ids)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_bytes_of_a_sample_depend_on_its_contents_alone(tmp_path: Path, kind: Kind) -> None:
+    one = sample(0)
+    ids, mask, states = torch.tensor(one.input_ids), torch.tensor(one.loss_mask), states_of(one, 4)
+    first, second = tmp_path / ".data_0.pt.17.tmp", tmp_path / ".data_0.pt.91823.tmp"
+    samplefile.save(first, kind, ids, mask, states)
+    samplefile.save(second, kind, ids.clone(), mask.clone(), [state.clone() for state in states])
+    assert first.read_bytes() == second.read_bytes()
+    found = samplefile.load(second, kind)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found.states, states, strict=True))
+
+
+FULL = """
+import resource, signal, sys, torch
+from pathlib import Path
+from probes import samplefile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+states = [torch.ones(64, 1024) for _ in range(4)]
+try:
+    samplefile.save(Path(sys.argv[1]), "speculators-v1", torch.arange(64), torch.ones(64).long(), states)
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_the_error_of_a_file_that_cannot_grow_is_the_systems_own(tmp_path: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "one.pt")], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert out == f"{errno.EFBIG}\n"
+    assert (tmp_path / "one.pt").stat().st_size == 100_000
 
 
 def test_a_disk_that_does_not_take_the_file_is_no_bad_sample(tmp_path: Path) -> None:

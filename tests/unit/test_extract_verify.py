@@ -53,6 +53,19 @@ def test_a_right_data_set_is_green(whole: dict[Format, Path], kind: Format) -> N
     assert report.tensors[0]["row_norm"] == pytest.approx(expected, rel=0.1)
 
 
+def test_shards_that_are_not_joined_are_no_data_set_but_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        build(tmp_path / f"shard_{number}-of-3", "speculators-v1", [sample(number)])
+    (tmp_path / "shard_2-of-3").mkdir()
+    assert cli.run(["verify", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path} holds 3 shards of a run, not joined" in said
+    assert f"hsbench extract --merge {tmp_path}" in said
+    assert f"hsbench verify {tmp_path}/shard_0-of-3 --partial" in said
+
+
 def test_a_truncated_file(data: Path) -> None:
     with open(file_of(data, 5), "rb+") as file:
         file.truncate(1000)

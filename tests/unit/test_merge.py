@@ -1,6 +1,7 @@
 """Shards joined into one data set: compared with the same rows written without shards, and broken off at every step."""
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from tests.unit.verify_support import audit, set_line
 from workbench import cli
 from workbench.errors import CheckFailed, HsbenchError, Missing, UsageError
 from workbench.exitcodes import ExitCode
+from workbench.extract import writer
+from workbench.extract.index import IndexLine, read_lines
 from workbench.extract.job.files import JobFiles
 from workbench.extract.merge import refuse_part_of_whole
 from workbench.extract.record import FORMATS, Format, save_record
@@ -71,6 +75,24 @@ def test_it_is_what_an_unsharded_run_leaves(tmp_path: Path, kind: Format) -> Non
     assert inodes_of(out) == inodes, "a sample was written a second time"
     report = audit(out, sample=None)
     assert (report.verdict, report.checked) == ("ok", ROWS - 2), report.problems
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_shards_made_by_other_processes_have_the_checksums_of_the_whole(
+    tmp_path: Path, kind: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count(1000)
+    monkeypatch.setattr(writer, "temporary_name", lambda path: path.with_name(f".{path.name}.{next(numbers)}.tmp"))
+    out, whole = cut(tmp_path / "out", kind), write(tmp_path / "whole", kind)
+    join(out)
+    sums = [
+        {line.file: line.crc32 for line in read_lines(place) if isinstance(line, IndexLine)} for place in (out, whole)
+    ]
+    assert sums[0] == sums[1]
+    for name, crc in sums[0].items():
+        if name:
+            assert zlib.crc32((out / name).read_bytes()) == int(crc, 16)
+            assert (out / name).read_bytes() == (whole / name).read_bytes()
 
 
 def inodes_of(folder: Path) -> dict[str, int]:
@@ -285,6 +307,27 @@ def test_a_changed_byte_is_seen_with_check_only(made: Path, shards: Path) -> Non
     assert [problem.file for problem in audit(shards, sample=None).problems if problem.check == "checksum"] == [
         "rows_0-2000/data_9.pt"
     ]
+
+
+def test_a_whole_is_checked_too(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    join(shards)
+    call = ["extract", "--merge", str(shards), "--check"]
+    assert cli.run(call) == ExitCode.OK
+    assert "9 files have the checksum of their index" in capsys.readouterr().err
+    for row in (4, 9):
+        path = shards / f"rows_0-2000/data_{row}.pt"
+        held = bytearray(path.read_bytes())
+        held[len(held) // 2] ^= 1
+        path.write_bytes(held)
+    assert cli.run(call) == ExitCode.CHECK_FAILED
+    said = capsys.readouterr().err
+    assert "2 files are not as they were written" in said
+    assert "rows_0-2000/data_4.pt has the checksum" in said
+    assert "rows_0-2000/data_9.pt has the checksum" in said
+    assert f"hsbench extract --resume {shards} makes them again" in said
+    path.unlink()
+    assert cli.run(call) == ExitCode.CHECK_FAILED
+    assert "rows_0-2000/data_9.pt is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [".", "shard_2-of-4"])

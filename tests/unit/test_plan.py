@@ -91,6 +91,31 @@ def test_more_servers_than_rows_do_not_help() -> None:
     assert found[-1].work_s == pytest.approx(1e9 / 10 / 1000)
 
 
+def test_servers_that_never_have_a_shard_are_named_before_the_start_up() -> None:
+    volume, over = Volume(tokens=1e5, bytes_per_token=100, rows=80), Overheads(start_s=300, shard_s=30)
+    # Work of one server: 100 s, so start-up is the bound from the first on, and 80 shards leave 176 of 256 without any.
+    assert [cost(volume, Rates(tok_s=1000), over, n).bound for n in (1, 64, 80, 81, 256)] == [
+        "start-up",
+        "start-up",
+        "start-up",
+        "too few rows",
+        "too few rows",
+    ]
+    slow = Rates(tok_s=1000, shared_bytes_s=10_000)  # 100 tokens/s: 1,000 s of work however many write
+    assert cost(volume, slow, over, 256).bound == "shared storage"
+
+
+def test_fewer_shards_than_asked_for_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--tokens", "1e6", "--rows", "80", "--model", str(shape(tmp_path, 64, 8)), "--tok-s", "1000"]
+    assert cli.run(given) == ExitCode.OK
+    said = "a shard has a row at least: 80 shards at most, fewer than 4 a server from 64 servers on"
+    assert said in capsys.readouterr().out
+    assert cli.run([*given, "--shards-per-server", "100"]) == ExitCode.OK
+    assert "80 shards at most, fewer than 100 a server from 1 server on" in capsys.readouterr().out
+    assert cli.run([*given, "--rows", "100000"]) == ExitCode.OK
+    assert "shards at most" not in capsys.readouterr().out
+
+
 def anything(chance: random.Random) -> tuple[Volume, Rates, Overheads]:
     def maybe(low: float, high: float) -> float | None:
         return None if chance.random() < 0.3 else 10 ** chance.uniform(low, high)
@@ -238,6 +263,7 @@ def test_without_a_rate_it_tells_the_size_only(tmp_path: Path, capsys: pytest.Ca
         (["--tokens", "many"], "'many' is not a number above 0"),
         (["--tokens", "5", "--model", "SHAPE", "--tok-s", "-1"], "'-1' is not a number above 0"),
         (["--tokens", "5", "--model", "SHAPE", "--servers", "0"], "0 is not in the range"),
+        (["--tokens", "5", "--rows", "9000", "--model", "SHAPE"], "--tokens 5 are fewer than --rows 9,000"),
         (["--tokens", "5", "--model", "SHAPE", "--layers", "2,x"], "is not a list of block numbers"),
         (["--tokens", "5", "--model", "SHAPE", "--layers", "2,7"], "names block 7; the model has blocks 0 to 7"),
         (["--tokens", "5", "--model", "SHAPE", "--like", "nowhere"], "there is no folder nowhere"),

@@ -8,7 +8,7 @@ import pytest
 from workbench.exitcodes import ExitCode
 from workbench.supervision.judge import judge
 from workbench.supervision.progress import Window
-from workbench.supervision.records import GpuSample, LogSample, PortSample, ProcessSample, Sample, StackSample
+from workbench.supervision.records import GpuSample, LogSample, PortSample, ProcessSample, Role, Sample, StackSample
 from workbench.supervision.verdict import Facts, Limits, State, Verdict
 
 GB = 1 << 30
@@ -215,6 +215,24 @@ def test_an_open_port(port: dict[str, Any], facts: Facts, state: State) -> None:
     assert found.evidence
     assert found.next_step
     assert 0 < found.confidence < 1
+
+
+@pytest.mark.parametrize("port", [{"health": 503}, {"health": 200, "generation": True, "generation_s": 0.1}])
+@pytest.mark.parametrize(("pid", "name", "role"), [(1, "python", "server"), (4, "sglang::detokenizer", "worker")])
+def test_a_process_that_was_stopped_is_told_and_one_that_is_traced_is_not(
+    port: dict[str, Any], pid: int, name: str, role: Role
+) -> None:
+    window = watched(40, 1.0, [POLLING] * 3, port=msgspec.structs.replace(OPEN, **port))
+    others = tuple(p for p in window.now.processes if p.pid != pid)
+    before = judge(window).state
+    for at, letter in ((41.0, "t"), (42.0, "T")):
+        halted = process(pid, at, name=name, role=role, state=letter)
+        window.add(msgspec.structs.replace(window.now, at=at, processes=(halted, *others)))
+        found = judge(window)
+        assert found.state is (State.STOPPED_CHILD if letter == "T" else before)
+    assert found.exit_code is ExitCode.BROKEN
+    assert found.evidence == (f"{name} ({pid}) is stopped: its state is T, as after SIGSTOP",)
+    assert found.next_step.startswith(f"kill -CONT {pid} ")
 
 
 def test_503_while_token_counters_move_is_busy() -> None:

@@ -10,10 +10,12 @@ import pytest
 from tests.unit.extract_support import run_record
 from tests.unit.watch_support import job_file, make_job, picture, tell
 from workbench import cli
+from workbench.errors import UsageError
 from workbench.exitcodes import ExitCode
 from workbench.extract.index import IndexLine
 from workbench.extract.job.events import Ended, JobEvent, Told
 from workbench.extract.job.files import JobFiles
+from workbench.extract.merge import merge
 from workbench.extract.record import save_record
 from workbench.extract.watch import run_in
 from workbench.extract.watch.own import LOST_S
@@ -136,6 +138,21 @@ def test_when_all_are_done_the_next_step_is_the_merge(tmp_path: Path) -> None:
     assert (seen.state, seen.over, seen.next_step) == ("done", True, f"hsbench extract --merge {tmp_path}")
 
 
+def test_shards_without_a_row_stand_for_no_other(tmp_path: Path) -> None:
+    for number in (0, 1):
+        folder = tmp_path / f"shard_{number}-of-5"
+        make_job(folder, [*work(100), DONE], alive=False)
+        save_record(folder, run_record("speculators-v1", 3, shard=(number, 5)))
+    for number in (3, 4):
+        make_job(tmp_path / f"shard_{number}-of-5", [picture(0, 0, rows=0, state="done"), DONE], alive=False)
+    seen = run_in(tmp_path).look()
+    assert (seen.state, seen.why) == ("waiting", "1 of 3 shards are not begun")
+    assert [(row.shard, row.state, row.rows) for row in seen.shards] == [
+        ("shard_2-of-5", "waiting", 1),
+        *((f"shard_{n}-of-5", "done", {0: 1000, 1: 1000}.get(n, 0)) for n in (0, 1, 3, 4)),
+    ]
+
+
 def test_servers_and_nodes_are_those_of_the_cluster_and_its_job_tells_the_total(tmp_path: Path) -> None:
     make_job(tmp_path, work(5000, rows=4000))
     shard(tmp_path, 0, work(1000))
@@ -220,6 +237,72 @@ def test_shards_that_are_over_are_read_once(tmp_path: Path, monkeypatch: pytest.
     assert [path.name for path in looked] == ["shard_0-of-4", *["shard_1-of-4"] * 3]
     tell(files, Told(time=NOW, text="odd", level="warning"))
     assert [told.text for told in run.look().messages] == ["shard_1-of-4: odd"]
+
+
+def test_the_last_shard_at_work_is_told_when_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard(tmp_path, 0, [*work(1000, in_flight=8), DONE], of=2, alive=False)
+    files = shard(tmp_path, 1, work(900, in_flight=32), of=2)
+    run = run_in(tmp_path)
+    seen = run.look()
+    assert not seen.slowest_shard
+    assert seen.eta_s == pytest.approx((4e6 - 57_000) / 900)
+    tell(files, *[picture(s, 27_000, in_flight=32) for s in range(32, 105, 2)])
+    monkeypatch.setattr("time.time", lambda: NOW + 74)
+    seen = run.look()
+    assert seen.slowest_shard == (
+        "shard_1-of-2 stands (0 tok/s, 32 in flight, no sample for 1 min 14 s), and waits for its server's prefill, "
+        "or its start"
+    )
+    assert (seen.tok_s_now, seen.eta_s) == (0, None)
+    alone = run_in(tmp_path / "shard_1-of-2").look()
+    assert (alone.tok_s_now, alone.eta_s, alone.quiet_s) == (0, None, 74)
+
+
+def test_the_last_shard_is_compared_with_those_that_are_done(tmp_path: Path) -> None:
+    for number in range(3):
+        shard(tmp_path, number, [*work(1000), DONE], alive=False)
+    shard(tmp_path, 3, work(300, in_flight=8))
+    assert run_in(tmp_path).look().slowest_shard == (
+        "shard_3-of-4 goes at 30 % of the median rate of those done, and waits for its server's prefill, or its start"
+    )
+
+
+def test_the_total_counts_what_the_shards_hold(tmp_path: Path) -> None:
+    make_job(tmp_path, [picture(0, 0, rows=2000)])
+    shard(tmp_path, 0, [*work(1000), DONE], of=2, alive=False)
+    shard(tmp_path, 1, work(500, quarantined=2), of=2)
+    seen = run_in(tmp_path).look()
+    assert (seen.written, seen.quarantined, seen.tokens, seen.nbytes) == (300 + 150, 2, 45_000, 45_000_000)
+    tell(JobFiles(tmp_path), picture(30, 60_000, rows=2000))
+    assert run_in(tmp_path).look().written == 600
+
+
+def test_a_disk_whose_room_nobody_told_is_not_shown_as_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(tmp_path, work(1000))
+    assert run_in(tmp_path).look().free_bytes is None
+    assert cli.run(["watch", str(tmp_path), "--once"]) == ExitCode.OK
+    assert "free" not in capsys.readouterr().out
+    tell(JobFiles(tmp_path), picture(30, 30_000, free_bytes=1 << 30))
+    assert run_in(tmp_path).look().free_bytes == 1 << 30
+
+
+def test_a_shard_of_another_run_is_named_and_the_whole_is_not_called_done(tmp_path: Path) -> None:
+    for number in range(3):
+        shard(tmp_path, number, [*work(1000), DONE], alive=False)
+    other = run_record("specforge", 4000, shard=(3, 4))
+    shard(tmp_path, 3, work(1000))
+    save_record(tmp_path / "shard_3-of-4", other)
+    run = run_in(tmp_path)
+    said = "shard_3-of-4 is of another run than shard_0-of-4: format: speculators-v1, now specforge"
+    assert (run.look().state, run.look().why) == ("running", said)
+    tell(JobFiles(tmp_path / "shard_3-of-4"), DONE)
+    seen = run.look()
+    assert (seen.state, seen.why) == ("failed", said)
+    assert seen.next_step == "move shard_3-of-4 away, or make it again as the others were made"
+    with pytest.raises(UsageError, match="shard_3-of-4 is of another run than shard_0-of-4"):
+        list(merge(tmp_path))
+    save_record(tmp_path / "shard_3-of-4", run_record("speculators-v1", 4000, shard=(3, 4)))
+    assert run.look().state == "done"
 
 
 def test_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

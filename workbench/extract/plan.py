@@ -102,10 +102,12 @@ def cost(volume: Volume, rates: Rates, overheads: Overheads, servers: int) -> Co
     tok_s = speeds[bound]
     work_s = volume.tokens / tok_s
     fixed_s = overheads.start_s + rounds * overheads.shard_s
-    if bound != "shared storage" and at_work < servers:
-        bound = "too few rows"
-    if fixed_s > work_s:
+    if shards < servers and bound != "shared storage":
+        bound = "too few rows"  # some never have a shard; what follows is of those that have
+    elif fixed_s > work_s:
         bound = "start-up"
+    elif at_work < servers and bound != "shared storage":
+        bound = "too few rows"
     total = work_s + fixed_s
     return Cost(
         servers=servers,

@@ -124,11 +124,12 @@ def differences(old: RunRecord, new: RunRecord) -> list[str]:
     return lines
 
 
-def refuse_differences(old: RunRecord, new: RunRecord) -> None:
-    """Raise UsageError when the two runs cannot share a folder."""
+def refuse_differences(old: RunRecord, new: RunRecord, of: str = "") -> None:
+    """Raise UsageError when the two runs cannot share a folder. `of` names the part of it that `old` is of."""
     if lines := differences(old, new):
+        part = f"{of}: " if of else ""
         raise UsageError(
-            f"this folder is of another run: {'; '.join(lines)}",
+            f"this folder is of another run: {part}{'; '.join(lines)}",
             "give the same data set and settings to go on, or another --out",
         )
 

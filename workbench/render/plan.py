@@ -27,6 +27,8 @@ def plan_text(plan: Plan) -> str:
         header.remove("GPUs")
     rows = [_row(cost, plan.gpus_per_server) for cost in plan.costs]
     lines.append(plain_table("", header, rows, left=0))
+    if said := _shards(plan):
+        lines.append(said)
     if plan.enough_servers is not None:
         lines.append(f"the shared storage is the bound from {plan.enough_servers:,.1f} servers at work on")
     return "\n".join(lines)
@@ -56,6 +58,16 @@ def _rates(plan: Plan) -> str:
         f"start-up {duration(over.start_s)}, {duration(over.shard_s)} a shard, {over.shards_a_server} shards a server",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _shards(plan: Plan) -> str:
+    """From how many servers on there are fewer shards than asked for; empty when there are rows enough."""
+    wanted, rows = plan.overheads.shards_a_server, plan.volume.rows
+    fewer = [cost.servers for cost in plan.costs if cost.shards < cost.servers * wanted]
+    if rows is None or not fewer:
+        return ""
+    first = f"{fewer[0]:,} server{'s' if fewer[0] > 1 else ''}"
+    return f"a shard has a row at least: {rows:,} shards at most, fewer than {wanted} a server from {first} on"
 
 
 def _row(cost: Cost, gpus: int) -> list[str]:

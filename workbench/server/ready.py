@@ -19,7 +19,7 @@ from workbench.supervision.watch import Watch
 
 POLL_S = 0.1
 LOOK_S = 1.0
-CONFIRM_S = {State.DEAD_CHILD: 15.0, State.PORT_TAKEN: 6.0}
+CONFIRM_S = {State.DEAD_CHILD: 15.0, State.STOPPED_CHILD: 15.0, State.PORT_TAKEN: 6.0}
 """How long a broken state must last before it is believed: SGLang looks for dead children every five seconds and
 then ends by itself, with its reason in the log."""
 QUIET_S = 60.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from workbench.supervision import stacks
+from workbench.supervision import signals, stacks
 from workbench.supervision.progress import Usage, Window
 from workbench.supervision.records import StackSample
 from workbench.supervision.verdict import Facts, Limits, State, Verdict
@@ -132,6 +132,15 @@ def _lost(case: Case) -> Verdict | None:
         else "the log says why it ended, if anything does; then hsbench stop NAME and start again"
     )
     return case.verdict(State.DEAD_CHILD, 0.95, evidence, next_step=case.step(step))
+
+
+def _stopped(case: Case) -> Verdict | None:
+    stopped = [p for p in case.now.processes if signals.is_stopped(p)]
+    if not stopped:
+        return None
+    evidence = [f"{p.label} is stopped: its state is T, as after SIGSTOP" for p in stopped[:6]]
+    step = f"kill -CONT {stopped[0].pid} lets it go on; if nobody stopped it on purpose, hsbench stop NAME"
+    return case.verdict(State.STOPPED_CHILD, 0.95, evidence, next_step=case.step(step))
 
 
 def _port_taken(case: Case) -> Verdict | None:
@@ -377,4 +386,4 @@ def _names(usage: list[Usage]) -> str:
     return ", ".join(one.process.label for one in usage[:4])
 
 
-_RULES: tuple[Rule, ...] = (_lost, _port_taken, _serving, _busy, _moving, _hung, _waiting, _unverified)
+_RULES: tuple[Rule, ...] = (_lost, _stopped, _port_taken, _serving, _busy, _moving, _hung, _waiting, _unverified)

@@ -82,6 +82,18 @@ def role_of(pid: int, root: int, name: str) -> Role:
     return "compiler" if name in COMPILERS else "helper"
 
 
+def is_stopped(process: ProcessSample) -> bool:
+    """Whether a process that the server needs was stopped by a signal. One that is traced (`t`) soon goes on."""
+    needed = process.role in ("server", "rank", "worker") or process.name.startswith("sglang::")
+    return needed and process.state == "T"
+
+
+def stopped(root: int) -> tuple[str, ...]:
+    """Processes of a server that are stopped, as `name (pid)`."""
+    found = (process(pid, root) for pid in relatives(root))
+    return tuple(one.label for one in found if one is not None and is_stopped(one))
+
+
 def relatives(root: int) -> list[int]:
     """The process and its descendants within its session, and the whole session if the process leads it.
 

@@ -22,6 +22,7 @@ class State(StrEnum):
     SUSPECT_SPIN = "SUSPECT_SPIN"
     HUNG_SPIN = "HUNG_SPIN"
     DEAD_CHILD = "DEAD_CHILD"
+    STOPPED_CHILD = "STOPPED_CHILD"
     PORT_TAKEN = "PORT_TAKEN"
     READY_UNVERIFIED = "READY_UNVERIFIED"
     READY = "READY"
@@ -29,7 +30,7 @@ class State(StrEnum):
     ZOMBIE_READY = "ZOMBIE_READY"
 
 
-BROKEN = frozenset({State.HUNG_SPIN, State.DEAD_CHILD, State.PORT_TAKEN, State.ZOMBIE_READY})
+BROKEN = frozenset({State.HUNG_SPIN, State.DEAD_CHILD, State.STOPPED_CHILD, State.PORT_TAKEN, State.ZOMBIE_READY})
 """States that do not end by themselves."""
 GOOD = frozenset({State.PROGRESSING, State.READY})
 

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from workbench.extract.durable import TEMPORARY
 from workbench.extract.formats import Layout, layout
 from workbench.extract.index import INDEX_FILE, IndexLine, read_lines
 from workbench.extract.record import FORMATS, RECORD_FILE, RunRecord, load_record
+from workbench.extract.shards import shard_folders
 
 ARROW_FILES = ("state.json", "dataset_info.json")
 OWN_FOLDER = ".hsbench/"
 """Where a job keeps its own files inside a data set."""
+OF_A_URL = re.compile(r"index/(run\.json|job\.json|part-\d{6,}\.jsonl)")
+"""What a run keeps beside its samples where --out is a URL, `file://` among them."""
 LISTED = 20
 """Row numbers named in one message."""
 
@@ -51,8 +55,10 @@ def look(folder: Path, partial: bool = False) -> Found:
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "name the folder that hsbench extract wrote")
-    names = sorted(_walk(folder))
     record = load_record(folder)
+    if record is None:
+        _refuse_shards(folder)
+    names = sorted(_walk(folder))
     kind = layout(record.format) if record is not None else _guess(folder, names)
     files, doubled = _sample_files(kind, names)
     lines, problems = _index(folder, record)
@@ -63,6 +69,15 @@ def look(folder: Path, partial: bool = False) -> Found:
         problems += _side_files(folder, kind, record, lines)
     problems += _strays(kind, record, names, set(files.values()))
     return Found(folder=folder, layout=kind, record=record, lines=lines, files=files, problems=tuple(problems))
+
+
+def _refuse_shards(folder: Path) -> None:
+    """Raise UsageError for the folder of a run whose shards are not joined: each of them is a data set."""
+    if found := shard_folders(folder):
+        raise UsageError(
+            f"{folder} holds {len(found)} {'shards' if len(found) > 1 else 'shard'} of a run, not joined",
+            f"hsbench extract --merge {folder} once all are done, or verify each: hsbench verify {found[0]} --partial",
+        )
 
 
 def _walk(folder: Path) -> Iterator[str]:
@@ -219,7 +234,7 @@ def _strays(kind: Layout, record: RunRecord | None, names: list[str], samples: s
         base = Path(name).name
         if name in known or name in samples or base == "sample_lengths.json":
             continue
-        if name.startswith(OWN_FOLDER):
+        if name.startswith(OWN_FOLDER) or OF_A_URL.fullmatch(name):
             continue
         if kind.arrow and (name in ARROW_FILES or name.endswith(".arrow")):
             continue

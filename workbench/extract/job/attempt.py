@@ -26,12 +26,13 @@ class Attempt:
     def __init__(self, sample: Sample, nbytes: int) -> None:
         self.sample, self.nbytes = sample, nbytes
         self.tries = self.deaths = self.deaths_alone = self.sent_times = 0
-        self.began = time.monotonic()
+        self.began = self.sent_at = time.monotonic()
         self.ready_at = self.busy_since = 0.0
         self.alone = False
 
     def next_id(self, prefix: str) -> str:
-        """A request id that was not used before."""
+        """A request id that was not used before; it is sent now."""
+        self.sent_at = time.monotonic()
         self.sent_times += 1
         return f"{prefix}{self.sample.index}-{self.sent_times}"
 

@@ -69,7 +69,8 @@ def until_running(files: JobFiles, process: subprocess.Popen[bytes], offset: int
             if isinstance(event, Ended) and event.state == "failed":
                 raise JobFailed(event.message, event.next_step, event.exit_code)
             yield event
-            if isinstance(event, Ended) or (isinstance(event, Progress) and event.state != "preflight"):
+            runs = isinstance(event, Progress) and event.state not in ("preflight", "done")
+            if isinstance(event, Ended) or runs:
                 return
         if over:
             log = "\n".join(tail(files.log, 10))

@@ -194,12 +194,12 @@ class Journal:
         self._file: IO[bytes] = open(files.events, "ab", buffering=0)  # noqa: SIM115 - open as long as the job
         _end_line(files.events, self._file)
 
-    def append(self, event: JobEvent) -> None:
-        """Add one line, in one write."""
-        line = msgspec.json.encode(event) + b"\n"
+    def append(self, *events: JobEvent) -> None:
+        """Add a line for each, all in one write."""
+        lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
         with contextlib.suppress(OSError):
             start = os.fstat(self._file.fileno()).st_size
-            if self._file.write(line) != len(line):
+            if self._file.write(lines) != len(lines):
                 self._file.truncate(start)
 
     def close(self) -> None:

@@ -198,7 +198,7 @@ class Flow:
             while True:
                 self._take(outcome)
                 outcome = self._lanes.outcomes.get_nowait()
-        verdict = self._stall.look(bool(self._lanes.flying))
+        verdict = self._stall.look(self._lanes.flying, self._arrivals.highest)
         if verdict is not None:
             self._trouble = self._trouble or f"the server is {verdict}"
 
@@ -222,6 +222,7 @@ class Flow:
         self._deaths = 0
         self._stall.moved()
         seconds = time.monotonic() - attempt.began
+        self._stall.took(time.monotonic() - attempt.sent_at, len(attempt.sample.input_ids))
         if line.status == "written":
             self._counts.written(line, Slow(line.index, line.tokens, seconds))
         else:

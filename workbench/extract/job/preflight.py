@@ -11,12 +11,13 @@ from typing import Any
 import workbench
 from workbench.errors import CheckFailed, HsbenchError, Missing, UsageError
 from workbench.extract.job.estimate import Estimate
-from workbench.extract.job.files import FOLDER, Request
+from workbench.extract.job.files import FOLDER, JobFiles, Request
 from workbench.extract.job.gate import SPARE_BYTES, free_bytes
 from workbench.extract.job.keeper import Keeper
 from workbench.extract.job.settings import GIB, ExtractSettings
 from workbench.extract.record import Engine, RunRecord, Source, States, effective_nccl
 from workbench.extract.sample import Sample
+from workbench.extract.shards import shard_folders
 from workbench.probe.capture import Capture, capture, check_room, free_dumps
 from workbench.probe.session import check_folder, model_config
 from workbench.render.text import size
@@ -142,12 +143,22 @@ def _gpu(info: dict[str, Any]) -> str | None:
 def refuse_used_folder(folder: Path) -> None:
     """Raise UsageError when a new run would begin among files that are not its own."""
     others = sorted(path.name for path in folder.iterdir() if path.name != FOLDER) if folder.is_dir() else []
-    if others:
-        shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
-        raise UsageError(
-            f"{folder} is not empty ({shown}) and is of no run of ours",
-            "name a new or empty --out; hsbench watch and verify look at data sets of other tools",
-        )
+    if not others:
+        return
+    shards, job = shard_folders(folder), JobFiles(folder).load()
+    if job is not None and job.cluster is not None:
+        running = JobFiles(folder).running() is not None
+        step = "hsbench watch {0} shows it" if running else "hsbench extract --resume {0} goes on with it"
+        what = "is of a run on Ray" + (", which goes on" if running else "")
+        raise UsageError(f"{folder} {what}", f"{step.format(folder)}; without --ray name another --out")
+    if shards:
+        what = f"{folder} holds shards of a run, such as {shards[0].name}"
+        raise UsageError(what, f"hsbench extract --merge {folder} joins them, --shard I/N makes more; or another --out")
+    shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+    raise UsageError(
+        f"{folder} is not empty ({shown}) and is of no run of ours",
+        "name a new or empty --out; hsbench watch and verify look at data sets of other tools",
+    )
 
 
 def refuse_same_folder(dump_dir: Path, out: Path) -> None:

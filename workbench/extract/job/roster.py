@@ -60,8 +60,9 @@ def look(files: JobFiles) -> KnownJob | None:
     if job is None:
         return None
     events, _ = recent(files.events)
-    picture = next((e for e in reversed(events) if isinstance(e, Progress)), Progress(time=0, state="preflight"))
-    last = next((e for e in reversed(events) if isinstance(e, Progress | Ended)), picture)
+    nothing = Progress(time=0, state="preflight")  # a start tells one without counts first, and may need no other
+    picture = next((e for e in reversed(events) if isinstance(e, Progress) and e.rows), nothing)
+    last = next((e for e in reversed(events) if isinstance(e, Progress | Ended)), nothing)
     process = files.running()
     over = process is None and not isinstance(last, Ended)
     return KnownJob(

@@ -1,5 +1,6 @@
 """The extraction operation: a generator of events that are journalled before anybody sees them."""
 
+import contextlib
 import platform
 import secrets
 import signal
@@ -10,10 +11,13 @@ import msgspec
 import psutil
 
 from workbench.errors import HsbenchError, Missing
+from workbench.extract.index import INDEX_FILE
 from workbench.extract.job import roster
 from workbench.extract.job.events import Ended, JobEvent
-from workbench.extract.job.files import JobFile, JobFiles, Journal, Request
+from workbench.extract.job.files import JobFile, JobFiles, Journal, Request, recent
 from workbench.extract.job.start import Start
+from workbench.extract.record import RECORD_FILE
+from workbench.extract.shards import shard_folders
 from workbench.server import processes
 
 
@@ -54,6 +58,7 @@ def run(request: Request, control: Control, work: Work = _alone) -> Iterator[Job
     """
     files = JobFiles(request.settings.folder)
     with files.locked():
+        finished = _Finished(files)
         job = _begin(files, request)
         journal = Journal(files)
         try:
@@ -63,21 +68,50 @@ def run(request: Request, control: Control, work: Work = _alone) -> Iterator[Job
                 yield event
         except OSError as error:
             found = Missing(f"{error.filename or files.out}: {error.strerror}", "is there room, and may it be written?")
-            journal.append(_failed(job, found.message, found.next_step, int(found.exit_code)))
+            failed = _failed(job, found.message, found.next_step, int(found.exit_code))
+            journal.append(failed, *finished.still(job))
             raise found from error
         except HsbenchError as error:
-            journal.append(_failed(job, error.message, error.next_step, int(error.exit_code)))
+            failed = _failed(job, error.message, error.next_step, int(error.exit_code))
+            journal.append(failed, *finished.still(job))
             raise
         except KeyboardInterrupt:
-            journal.append(
-                Ended(time=time.time(), state="stopped", message="broken off", exit_code=130, start=job.start)
-            )
+            broken = Ended(time=time.time(), state="stopped", message="broken off", exit_code=130, start=job.start)
+            journal.append(broken, *finished.still(job))
             raise
         except Exception as error:
             journal.append(_failed(job, f"defect in hsbench: {type(error).__name__}: {error}", str(files.log), 70))
             raise
         finally:
             journal.close()
+
+
+class _Finished:
+    """A run that was done when a start began. It is shown as done again if the start changed nothing and failed."""
+
+    def __init__(self, files: JobFiles) -> None:
+        self._out = files.out
+        self._ended: Ended | None = None
+        job, last = files.load(), next(reversed(recent(files.events)[0]), None)
+        if job is not None and isinstance(last, Ended) and last.state == "done" and last.start in (0, job.start):
+            self._ended = last
+        self._before = self._stamp()
+
+    def still(self, job: JobFile) -> list[Ended]:
+        """The end that goes on to hold, as of this start; none when there was none, or samples were changed."""
+        if self._ended is None or self._stamp() != self._before:
+            return []
+        return [msgspec.structs.replace(self._ended, start=job.start)]
+
+    def _stamp(self) -> list[tuple[str, int, int]]:
+        """Of what says which samples there are."""
+        found = []
+        for folder in (self._out, *shard_folders(self._out)) if self._ended is not None else ():
+            for name in (RECORD_FILE, INDEX_FILE):
+                with contextlib.suppress(OSError):
+                    facts = (folder / name).stat()
+                    found.append((f"{folder.name}/{name}", facts.st_mtime_ns, facts.st_size))
+        return found
 
 
 def _failed(job: JobFile, message: str, next_step: str, code: int) -> Ended:

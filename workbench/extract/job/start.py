@@ -1,6 +1,7 @@
 """One start of a job, in order: data set, folder, server, numbers, and then the flow."""
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +74,9 @@ class Start:
             writer = None
             if old is None:
                 preflight.refuse_used_folder(self.settings.folder)
+                if not self._rows(data):
+                    yield from self._no_row(data)
+                    return
             else:
                 refuse_differences(old, self._asked(data, old))
                 writer = self._writer(old, pool)
@@ -114,6 +118,17 @@ class Start:
     def _rows(self, data: Dataset) -> range:
         number, of = self.settings.shard
         return range(number, data.rows, of)
+
+    def _no_row(self, data: Dataset) -> Iterator[JobEvent]:
+        """There are more shards than rows: this one is done without a server or a record; --merge wants none."""
+        self.job = msgspec.structs.replace(
+            self.job, settings=self.settings, command=self.request.command, accepted=True
+        )
+        self.files.save(self.job)
+        yield Progress(time=time.time(), state="done")
+        text = f"0 samples: none of the {data.rows:,} rows belongs to shard {{}}/{{}}".format(*self.settings.shard)
+        step = f"hsbench extract --merge {os.path.dirname(self.settings.place)}"
+        yield Ended(time=time.time(), state="done", message=text, next_step=step)
 
     def _asked(self, data: Dataset, old: RunRecord) -> RunRecord:
         """The run that is asked for, as far as it is known before there is a server."""
@@ -196,8 +211,7 @@ class Start:
     def _only_refused(self, data: Dataset, left: list[int], writer: DatasetWriter | None) -> Iterator[JobEvent]:
         """What to do when no sample was seen among the rows that are left."""
         if writer is None:
-            why = f"none of {len(left)} rows is a sample" if left else "no row of the data set belongs to this shard"
-            raise UsageError(why, "hsbench extract DATA --preview 3 says why" if left else "another --shard")
+            raise UsageError(f"none of {len(left)} rows is a sample", "hsbench extract DATA --preview 3 says why")
         for row in data.samples(left):
             if isinstance(row, Refused):
                 writer.refuse(row)

@@ -26,6 +26,7 @@ from workbench.extract.merge.check import (
     Shard,
     check_files,
     check_sums,
+    check_whole,
     listed,
     read_shards,
     refuse_no_shards,
@@ -55,7 +56,7 @@ def merge(
 
     Args:
         out: The folder that --out named.
-        check: Read every file and compare its checksum first; else sizes are compared.
+        check: Read every file and compare its checksum first, of a whole too; else the sizes of shards' files are.
         python: Interpreter with torch, for the format with an Arrow data set.
         pool: Workers to use instead.
         locked: The caller is the job in `out` and holds its lock; it writes down by itself that it is done.
@@ -96,7 +97,7 @@ def _merge(out: Path, check: bool, tools: _Tools, locked: bool) -> Iterator[Told
     journal, record = load_journal(out), load_record(out)
     if journal is None:
         if record is not None:
-            yield _already(out, record)
+            yield from _already(out, record, check)
             return
         refuse_no_shards(out)
     if not locked:
@@ -110,12 +111,16 @@ def _merge(out: Path, check: bool, tools: _Tools, locked: bool) -> Iterator[Told
     yield from _clear(out)
 
 
-def _already(out: Path, record: RunRecord) -> Ended:
+def _already(out: Path, record: RunRecord, check: bool) -> Iterator[Told | Ended]:
     left = [path.name for path in shard_folders(out) if load_record(path) is not None]
     if left or record.shard != (0, 1):
         what = f"{out} is of a run already" + (f", and beside it lie {listed(left)}" if left else "")
         raise UsageError(what, "move the shards into a folder of their own, and merge that")
-    return _end(out, _lines(out), "nothing to merge: ")
+    lines = _lines(out)
+    if check:
+        yield from _paced(check_whole(out, record, lines), "{:,} of {:,} files read")
+        yield _note(f"{sum(line.status == 'written' for line in lines):,} files have the checksum of their index")
+    yield _end(out, lines, "nothing to merge: ")
 
 
 def _checked(out: Path, journal: MergeJournal | None, check: bool, tools: _Tools) -> Generator[Told, None, list[Shard]]:

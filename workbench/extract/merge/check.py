@@ -234,7 +234,22 @@ def walk(folder: Path) -> Iterator[str]:
             yield (Path(parent) / name).relative_to(folder).as_posix()
 
 
-def check_sums(out: Path, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+def check_whole(out: Path, record: RunRecord, lines: Sequence[IndexLine]) -> Iterator[tuple[int, int]]:
+    """Read every file of a data set that is joined already; yields (files read, files) as it goes.
+
+    Raises:
+        CheckFailed: one is missing or differs; the first few are named.
+    """
+    whole, kind = Shard(out, 0, record, tuple(lines)), layout(record.format)
+    step = f"remove them; hsbench extract --resume {out} makes them again"
+    if problems := [problem for line in whole.written() if (problem := _file_problem(out, whole, line, kind, False))]:
+        raise CheckFailed(f"files are not as their index says: {listed(problems)}", step)
+    yield from check_sums(out, [whole], step)
+
+
+def check_sums(
+    out: Path, shards: Sequence[Shard], next_step: str = "remove them and --resume their shards"
+) -> Iterator[tuple[int, int]]:
     """Read every file and compare its crc32 with the index; yields (files read, files) as it goes.
 
     Raises:
@@ -249,9 +264,7 @@ def check_sums(out: Path, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
                 wrong.append(f"{shard.name}/{line.file} has the checksum {found}, the index says {line.crc32}")
             yield number, len(files)
     if wrong:
-        raise CheckFailed(
-            f"{len(wrong)} files are not as they were written: {listed(wrong)}", "remove them and --resume their shards"
-        )
+        raise CheckFailed(f"{len(wrong)} files are not as they were written: {listed(wrong)}", next_step)
 
 
 def _crc32(out: Path, shard: Shard, line: IndexLine) -> str:

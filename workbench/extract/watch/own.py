@@ -50,10 +50,14 @@ class Known(msgspec.Struct, frozen=True):
     told: tuple[Told, ...] = ()
     window: tuple[Point, ...] = ()
     """Of the present start: its last `NOW_S` seconds of work, oldest first."""
+    earlier: tuple[Point, ...] = ()
+    """That of the start before, while the present one told no count; it holds again if nothing was left to do."""
     bin_began: Point = START
     history: tuple[tuple[float, float], ...] = ()
     last: float = 0.0
     """When the last event was told."""
+    moved: float = 0.0
+    """When the counts or the state were first told as they are."""
 
 
 def take(known: Known, event: JobEvent) -> Known:
@@ -61,18 +65,26 @@ def take(known: Known, event: JobEvent) -> Known:
     change = msgspec.structs.replace
     known = change(known, last=max(known.last, event.time))
     if isinstance(event, Preflight):
-        return change(known, state="preflight", preflight=event, ended=None, window=())
+        return change(known, state="preflight", preflight=event, ended=None, window=(), earlier=())
     if isinstance(event, Ended):
-        return change(known, state=event.state, ended=event)
+        window = known.window or (known.earlier if event.state == "done" else ())
+        return change(known, state=event.state, ended=event, window=window)
     if isinstance(event, Told):
         return known if event.level == "note" else change(known, told=(*known.told, event)[-MESSAGES:])
-    if not event.rows:  # a start tells that it began before it knows a count
-        return change(known, state=event.state, ended=None, window=())
+    if not event.rows and event.state != "done":  # a start tells that it began before it knows a count
+        return change(known, state=event.state, ended=None, window=(), earlier=known.window or known.earlier)
     point = Point(event.seconds_here, event.tokens_here, event.bytes_here, event.samples_here)
     fresh = not known.window or point.seconds < known.window[-1].seconds or point.samples < known.window[-1].samples
     window = _slide(() if fresh else known.window, point)
     began, history = _bin(window[0] if fresh else known.bin_began, point, event.time, known.history)
-    return change(known, state=event.state, progress=event, ended=None, window=window, bin_began=began, history=history)
+    moved = known.moved if known.state == event.state and _same_counts(known.progress, event) else event.time
+    known = change(known, window=window, earlier=(), bin_began=began, history=history, moved=moved)
+    return change(known, state=event.state, progress=event, ended=None)
+
+
+def _same_counts(one: Progress | None, other: Progress) -> bool:
+    names = ("written", "refused", "quarantined")
+    return one is not None and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _slide(window: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
@@ -108,8 +120,9 @@ def view(known: Known, job: JobFile, running: bool, now: float, folder: str) -> 
         host=job.host,
         messages=known.told,
         history=known.history,
+        quiet_s=now - known.moved if state["state"] == "running" and known.progress is not None else None,
         **state,
-        **_counts(known),
+        **_counts(known, state["state"] == "done"),
         **_rates(known, at_work),
         estimated=_estimated(known),
     )
@@ -142,7 +155,7 @@ def _of_this_start(ended: Ended, job: JobFile) -> bool:
     return ended.start == job.start if ended.start else ended.time >= job.started
 
 
-def _counts(known: Known) -> dict[str, Any]:
+def _counts(known: Known, done: bool) -> dict[str, Any]:
     last, before = known.progress, known.preflight
     if last is None:
         if before is None:
@@ -150,13 +163,15 @@ def _counts(known: Known) -> dict[str, Any]:
         return {
             "rows": before.rows,
             "written": before.done,
-            "free_bytes": before.free_bytes,
+            "free_bytes": before.free_bytes or None,
             "high_water_bytes": before.high_water_bytes,
         }
     same = ("rows", "written", "refused", "quarantined", "tokens", "nbytes", "in_flight", "waiting_bytes")
-    told = ("high_water_bytes", "upload_bytes", "free_bytes", "restarts", "retries", "slowest")
+    told = ("high_water_bytes", "upload_bytes", "restarts", "retries", "slowest")
     return {
         **{name: getattr(last, name) for name in (*same, *told)},
+        **({"upload_bytes": None} if done else {}),  # the last count was told before the last upload
+        "free_bytes": last.free_bytes or None,  # 0 is what a job says that cannot tell
         "tokens_expected": last.tokens_expected or None,
         "dump_n": last.dump_n if last.dump_n >= 0 else None,
     }
@@ -176,7 +191,7 @@ def _rates(known: Known, at_work: bool) -> dict[str, Any]:
     rate = found["tok_s_avg"]
     if rate and plain:
         found["plain_share"] = rate / plain
-    if rate and at_work and known.progress is not None and known.progress.tokens_expected:
+    if rate and found["tok_s_now"] and at_work and known.progress is not None and known.progress.tokens_expected:
         found["eta_s"] = max(0.0, known.progress.tokens_expected - known.progress.tokens) / rate
     return found
 
@@ -232,7 +247,8 @@ class OwnRun:
         for event in events:
             self._known = take(self._known, event)
         now = time.time()
-        return view(self._known, job, running or _heard(self._known, job, now), now, str(self.files.out))
+        folder = job.settings.store or str(self.files.out)  # a folder may have been moved since
+        return view(self._known, job, running or _heard(self._known, job, now), now, folder)
 
 
 def _heard(known: Known, job: JobFile, now: float) -> bool:

@@ -16,7 +16,15 @@ from workbench.extract.job.files import FOLDER, JobFiles
 from workbench.extract.record import RECORD_FILE, RunRecord, load_record
 from workbench.extract.shards import parse, shard_folders
 from workbench.extract.watch.own import OwnRun
-from workbench.extract.watch.together import Told, shard_rows, slowest, together
+from workbench.extract.watch.together import (
+    Told,
+    caught_up,
+    shard_rows,
+    slowest,
+    strangers,
+    together,
+    with_strangers,
+)
 from workbench.extract.watch.view import RunView
 
 CLUSTER_FILE = f"{FOLDER}/cluster.jsonl"
@@ -46,6 +54,7 @@ class ShardsRun:
         self._whole: OwnRun | None = None
         self._runs: dict[Path, OwnRun] = {}
         self._seen: dict[Path, tuple[tuple[int, ...], RunView]] = {}
+        self._records: dict[Path, tuple[tuple[int, int], RunRecord | None]] = {}
         self._cluster = Followed(self.folder / CLUSTER_FILE)
 
     def look(self) -> RunView:
@@ -56,14 +65,27 @@ class ShardsRun:
         self.step_s = 5.0 if len(folders) >= MANY else 1.0
         views = {path.name: view for path in folders if (view := self._view(path)) is not None}
         cluster = self._cluster.look()
-        of, rows = _division(folders, cluster)
+        records = {path.name: record for path in folders if (record := self._record(path)) is not None}
+        of, rows = _division(folders, cluster, next(iter(records.values()), None))
         found = shard_rows(views, of, rows, cluster)
         if JobFiles(self.folder).load() is not None:
             self._whole = self._whole or OwnRun(self.folder)
-            whole = self._whole.look()
+            whole = caught_up(self._whole.look(), views.values())
         else:
             whole = together(str(self.folder), views, of, rows)
+        whole = with_strangers(whole, strangers(records))
         return msgspec.structs.replace(whole, shards=found, slowest_shard=slowest(found))
+
+    def _record(self, folder: Path) -> RunRecord | None:
+        """What run a shard is of; read again only when its file changed."""
+        with contextlib.suppress(OSError, UsageError):
+            stat = os.stat(folder / RECORD_FILE)
+            stamp, (before, record) = (stat.st_ino, stat.st_mtime_ns), self._records.get(folder, ((0, 0), None))
+            if stamp != before:
+                record = load_record(folder)
+                self._records[folder] = (stamp, record)
+            return record
+        return None
 
     def _view(self, folder: Path) -> RunView | None:
         """One shard; None while it has no job that can be read."""
@@ -79,15 +101,9 @@ class ShardsRun:
         return None
 
 
-def _division(folders: Sequence[Path], cluster: Iterable[str]) -> tuple[int, int | None]:
+def _division(folders: Sequence[Path], cluster: Iterable[str], record: RunRecord | None) -> tuple[int, int | None]:
     """How many shards there are to be, and the rows of the data set if a shard has told them."""
     numbers = [of for name in (*(path.name for path in folders), *cluster) if (of := parse(name)) is not None]
-    record: RunRecord | None = None
-    for path in folders:
-        with contextlib.suppress(UsageError):
-            record = load_record(path)
-        if record is not None:
-            break
     return max((of for _, of in numbers), default=0), record.source.rows if record is not None else None
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from workbench.extract.record import RunRecord, differences
 from workbench.extract.shards import parse, shard_name
-from workbench.extract.watch.view import MESSAGES, RunView, ShardRow, ViewState
+from workbench.extract.watch.view import MESSAGES, NOW_S, RunView, ShardRow, ViewState
+from workbench.render.text import duration
 
 FULL = 0.8
 """Of what may wait in a dump folder: then the server waits for the writers."""
@@ -82,6 +84,8 @@ def _row(name: str, view: RunView, told: Told | None) -> ShardRow:
         rows=view.rows,
         done=view.written + view.refused + view.quarantined,
         tok_s=view.tok_s_now if view.tok_s_now is not None else view.tok_s_avg if view.over else None,
+        in_flight=view.in_flight,
+        quiet_s=view.quiet_s,
         waiting_bytes=view.waiting_bytes,
         upload_bytes=view.upload_bytes,
         restarts=view.restarts,
@@ -151,17 +155,43 @@ MEANS = {
 
 
 def slowest(rows: Iterable[ShardRow]) -> str:
-    """The shard at work that is the furthest behind the others, and why; empty where none can be told from others."""
+    """The shard at work that is the furthest behind the others, and why; empty where none can be told from others.
+
+    The last one at work is told only if it stands, or is slow beside those that are done.
+    """
+    rows = list(rows)
     work = [row for row in rows if row.state in AT_WORK and row.state != "preflight"]
-    if len(work) < 2:
+    if len(work) < 2 and not (work := [row for row in work if _lags(row, rows)]):
         return ""
     row = min(work, key=lambda row: (row.tok_s or 0.0, row.shard))
+    of, among = (_of_done(row, rows), " of those done") if len(work) == 1 else (row.of_median, "")
     where = f" on {row.node}" if row.node else ""
-    share = "stands" if not row.tok_s else f"goes at {100 * (row.of_median or 0.0):.0f} % of the median rate"
-    if row.of_median is not None and row.of_median >= SLOW:
+    share = f"goes at {100 * (of or 0.0):.0f} % of the median rate{among}" if row.tok_s else f"stands{_stands(row)}"
+    if of is not None and of >= SLOW:
         return f"{row.shard}{where} {share}: none is slow"
     means = f", and waits for {MEANS.get(row.waits_for, row.waits_for)}" if row.waits_for else ""
     return f"{row.shard}{where} {share}{means}" + (f" ({row.why})" if row.why else "")
+
+
+def _lags(row: ShardRow, rows: Sequence[ShardRow]) -> bool:
+    """Whether the only shard at work is worth a word."""
+    if row.tok_s:
+        return (_of_done(row, rows) or 1.0) < SLOW
+    return row.state in ("paused", "restarting") or (row.quiet_s or 0.0) >= NOW_S
+
+
+def _of_done(row: ShardRow, rows: Sequence[ShardRow]) -> float | None:
+    """A shard's rate as a share of the median of those that are done."""
+    rates = [one.tok_s for one in rows if one.tok_s and one.state == "done"]
+    return row.tok_s / statistics.median(rates) if row.tok_s and rates else None
+
+
+def _stands(row: ShardRow) -> str:
+    """How a running shard stands."""
+    if row.state != "running" or row.quiet_s is None:
+        return ""
+    flying = f"{row.in_flight} in flight, " if row.in_flight else ""
+    return f" (0 tok/s, {flying}no sample for {duration(row.quiet_s)})"
 
 
 def together(folder: str, views: dict[str, RunView], of: int, rows: int | None) -> RunView:
@@ -199,6 +229,46 @@ def together(folder: str, views: dict[str, RunView], of: int, rows: int | None) 
     )
 
 
+def caught_up(whole: RunView, views: Iterable[RunView]) -> RunView:
+    """The whole as its own job tells it, which hears of a shard's samples later than the shard's folder holds them."""
+    names = ("written", "refused", "quarantined", "tokens", "nbytes")
+    here = {name: sum(getattr(view, name) or 0 for view in views) for name in names} if (views := [*views]) else {}
+    rows = ("written", "refused", "quarantined")
+    if sum(here.get(name, 0) for name in rows) <= sum(getattr(whole, name) for name in rows):
+        return whole
+    return msgspec.structs.replace(whole, **here)
+
+
+def with_strangers(whole: RunView, strangers: dict[str, str]) -> RunView:
+    """The whole with a word on shards of another run: they will not be joined, so it is not done."""
+    if not strangers:
+        return whole
+    why = "; ".join([*([whole.why] if whole.why and whole.state != "done" else []), *list(strangers.values())[:3]])
+    if whole.state != "done":
+        return msgspec.structs.replace(whole, why=why)
+    step = f"move {next(iter(strangers))} away, or make it again as the others were made"
+    return msgspec.structs.replace(whole, state="failed", why=why, next_step=step)
+
+
+def strangers(records: dict[str, RunRecord]) -> dict[str, str]:
+    """Of each shard that is not of the run that most are of: what differs, in words. By the folders' names."""
+    kinds: dict[str, list[str]] = {}
+    for name, record in records.items():
+        kind = next((first for first in kinds if not _differ(records[first], record)), name)
+        kinds.setdefault(kind, []).append(name)
+    most = max(kinds, key=lambda first: len(kinds[first]), default="")
+    return {
+        name: f"{name} is of another run than {most}: {'; '.join(_differ(records[most], records[name]))}"
+        for first, names in kinds.items()
+        if first != most
+        for name in names
+    }
+
+
+def _differ(one: RunRecord, other: RunRecord) -> list[str]:
+    return differences(one, msgspec.structs.replace(other, shard=one.shard))
+
+
 def _sum(values: Iterable[Any]) -> Any:
     """Of those that are known; None of none."""
     known = [value for value in values if value is not None]
@@ -231,6 +301,7 @@ def _state(folder: str, views: dict[str, RunView], of: int, rows: int | None) ->
     if stopped := names.get("stopped"):
         return "stopped", f"{', '.join(stopped[:3])} stopped", resume + stopped[0]
     wanted = of if rows is None else min(of, rows)
-    if missing := wanted - len(names.get("done", ())):
+    done = set(names.get("done", ()))  # a shard that no row belongs to may be among them
+    if missing := sum(shard_name(number, of) not in done for number in range(wanted)):
         return "waiting", f"{missing} of {wanted} shards are not begun", ""
     return "done", f"all {wanted} shards are done", f"hsbench extract --merge {folder}"

@@ -51,6 +51,9 @@ class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
     """Now; of a shard that is over, on average."""
     of_median: float | None = None
     """`tok_s` as a share of the median of the shards at work."""
+    in_flight: int | None = None
+    quiet_s: float | None = None
+    """As in `RunView`."""
     waiting_bytes: int | None = None
     upload_bytes: int | None = None
     restarts: int = 0
@@ -99,6 +102,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     upload_bytes: int | None = None
     """Of finished samples that wait for the upload, where the data set goes to a URL."""
     free_bytes: int | None = None
+    quiet_s: float | None = None
+    """Seconds since a row was finished, or since it runs; None where it is not running."""
     restarts: int = 0
     retries: int = 0
     messages: tuple[Told, ...] = ()

@@ -21,6 +21,7 @@ LEVELS: dict[State, Level] = {
     State.SUSPECT_SPIN: "warn",
     State.HUNG_SPIN: "bad",
     State.DEAD_CHILD: "bad",
+    State.STOPPED_CHILD: "bad",
     State.PORT_TAKEN: "bad",
     State.READY_UNVERIFIED: "good",
     State.READY: "good",
