@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import safetensors.torch
+from fsspec.registry import _registry
 
 from tests.unit.extract_support import build, local_pool, run_record, sample, write_both
 from tests.unit.job_support import Run, wait_until
@@ -170,6 +171,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in [name for name in sys.modules if name.partition(".")[0] == "s3fs"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(_registry, "s3", raising=False)  # it remembers what another test imported
     assert cli.run(["verify", "s3://bucket/x"]) == 6
     err = capfd.readouterr().err
     assert "pip install 'hsbench[s3]'" in err
