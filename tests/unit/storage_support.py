@@ -1,6 +1,7 @@
 """What the tests of storage share: a run that goes to a URL, with made-up dumps, and an S3 server in a process."""
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -15,16 +16,31 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.unit.extract_support import local_pool, run_record, sample, write_both
 from workbench.extract.index import IndexLine
 from workbench.extract.job.settings import ExtractSettings
 from workbench.extract.record import Format, RunRecord
+from workbench.storage import address, uploader
 from workbench.storage.remote import Remote
 from workbench.storage.staged import StagedWriter
 from workbench.storage.store import Store
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIATESTONLY12345678", "AWS_SECRET_ACCESS_KEY": "not/a+secretJustForTests0123456789"}
+
+
+def memory_url(test: str) -> str:
+    """A prefix of a store in this process, of its own for each test's id."""
+    return f"memory://bucket/{hashlib.md5(test.encode()).hexdigest()[:10]}"
+
+
+def in_memory(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let a test's jobs write to `memory_url`, often, with their state below `folder`."""
+    monkeypatch.setattr(uploader, "PART_S", 0.05)
+    monkeypatch.setattr(uploader, "REST_S", 0.05)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.delitem(address.NEVER, "memory")  # which is a store like any other while one process lasts
 
 
 def settings(url: str, staging: Path, **changes: Any) -> ExtractSettings:
@@ -103,8 +119,6 @@ def check_recorded(store: Store) -> int:
 
 def work_until_done(url: str, staging: Path, kind: Format, rows: int, told: Any) -> None:
     """For a process that is killed: go on with a run, and send a row's number after each sample."""
-    from workbench.storage import uploader
-
     uploader.PART_S = 0.1
     far = Far(url, staging, kind, rows)
     told.send(-1)

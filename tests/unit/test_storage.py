@@ -19,7 +19,7 @@ from fsspec.registry import _registry
 
 from tests.unit.extract_support import build, local_pool, run_record, sample, write_both
 from tests.unit.job_support import Run, wait_until
-from tests.unit.storage_support import Far, check_recorded, recorded, settings
+from tests.unit.storage_support import Far, check_recorded, in_memory, memory_url, recorded, settings
 from tests.unit.watch_support import job_file, picture, tell
 from workbench import cli
 from workbench.errors import CheckFailed, UsageError
@@ -33,7 +33,7 @@ from workbench.extract.record import FORMATS, Format
 from workbench.extract.watch import run_in
 from workbench.extract.writer import DatasetWriter
 from workbench.server import engine
-from workbench.storage import address, light, merging, s3, uploader
+from workbench.storage import address, light, merging, s3
 from workbench.storage.address import checked_url, is_url, local_folder, shard_of, staging_folder
 from workbench.storage.errors import StorageError
 from workbench.storage.mirror import Mirror
@@ -47,15 +47,12 @@ SECRET = "wJalr/XUtnFEMI+K7MDENG"
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     """A prefix of a store in this process, of its own for each test."""
-    return f"memory://bucket/{hashlib.md5(request.node.nodeid.encode()).hexdigest()[:10]}"
+    return memory_url(request.node.nodeid)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(uploader, "PART_S", 0.05)
-    monkeypatch.setattr(uploader, "REST_S", 0.05)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delitem(address.NEVER, "memory")  # which is a store like any other while one process lasts
+    in_memory(monkeypatch, tmp_path)
 
 
 # Addresses.
@@ -601,6 +598,7 @@ def test_a_folder_that_was_written_as_a_url_has_no_strays(tmp_path: Path) -> Non
     far.write(*range(6))
     far.finish().close()
     (tmp_path / "out/index/part-x.jsonl").write_text("")
+    (tmp_path / "out/index/cluster.json").write_text("{}")  # a run on Ray has it
     with local_pool() as pool:
         report = list(verify(VerifyOptions(folder=tmp_path / "out", sample=None), pool))[-1]
     assert [problem.file for problem in report.problems] == ["index/part-x.jsonl"]  # type: ignore[union-attr]

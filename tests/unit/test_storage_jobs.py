@@ -1,6 +1,5 @@
 """Several jobs at one URL, interleaved on one store: the newest goes on, the others end, nothing is lost or doubled."""
 
-import hashlib
 import json
 import threading
 from pathlib import Path
@@ -10,8 +9,7 @@ import pytest
 
 from tests.unit.extract_support import sample, states_of, write_both
 from tests.unit.job_support import wait_until
-from tests.unit.storage_support import Far, check_recorded, recorded
-from workbench.storage import address, uploader
+from tests.unit.storage_support import Far, check_recorded, in_memory, memory_url, recorded
 from workbench.storage.errors import StorageError, TakenOver
 from workbench.storage.parts import Parts
 
@@ -19,15 +17,12 @@ from workbench.storage.parts import Parts
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     """A prefix of a store in this process, of its own for each test."""
-    return f"memory://bucket/{hashlib.md5(request.node.nodeid.encode()).hexdigest()[:10]}"
+    return memory_url(request.node.nodeid)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(uploader, "PART_S", 0.05)
-    monkeypatch.setattr(uploader, "REST_S", 0.05)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delitem(address.NEVER, "memory")
+    in_memory(monkeypatch, tmp_path)
 
 
 def test_of_two_jobs_at_one_url_the_older_ends(url: str, tmp_path: Path) -> None:

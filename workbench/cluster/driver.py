@@ -83,11 +83,12 @@ class Driver:
             if not (joined or joining):
                 yield _note(f"{self.settings.data}: {source.rows:,} rows")
                 of = self.ground.how_many(self.cluster.shards, self.cluster.servers, source.rows)
-                if of is None or not all(one.done for one in self._found(source.rows, of)):
+                found = [] if of is None else self.ground.found(source.rows, of)
+                if of is None or not all(one.done for one in found):
                     crew = crew or self._crew(stack)
                     of = of or min(folder.A_SERVER * crew.servers, source.rows)
-                    yield from self._work(crew, source.rows, self._found(source.rows, of))
-                found = self._found(source.rows, of)
+                    yield from self._work(crew, source.rows, found or self.ground.found(source.rows, of))
+                    found = self.ground.found(source.rows, of)
         if joining:
             yield from self._join()
         elif joined:
@@ -105,9 +106,6 @@ class Driver:
         if not source.rows:
             raise UsageError(f"{self.settings.data} has no rows", "hsbench extract DATA --preview 3 shows them")
         return source
-
-    def _found(self, rows: int, of: int) -> list[folder.Found]:
-        return self.ground.found(rows, of)
 
     def _work(self, crew: Machines, rows: int, found: list[folder.Found]) -> Iterator[JobEvent]:
         """Have the shards done that are not."""

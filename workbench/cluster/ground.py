@@ -1,6 +1,5 @@
 """Where a run lies, as its driver uses it: a folder that every node sees, or a URL (far.py)."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -109,12 +108,7 @@ class Folder:
     def pause(self, paused: bool) -> None:
         """See `Ground`."""
         for shard in shard_folders(self.out):
-            mark = JobFiles(shard).pause
-            with contextlib.suppress(OSError):
-                if paused:
-                    mark.touch()
-                else:
-                    mark.unlink(missing_ok=True)
+            JobFiles(shard).hold(paused)
 
     def check(self) -> None:
         """See `Ground`."""

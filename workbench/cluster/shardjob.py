@@ -110,11 +110,7 @@ class ShardJob:
 
     def pause(self, paused: bool) -> None:
         """Send nothing more, or go on."""
-        with contextlib.suppress(OSError):
-            if paused:
-                self._files.pause.touch()
-            else:
-                self._files.pause.unlink(missing_ok=True)
+        self._files.hold(paused)
 
     def stop(self) -> None:
         """End in order: what is in flight is finished."""

@@ -20,7 +20,7 @@ from workbench.extract.shards import shard_folders
 ARROW_FILES = ("state.json", "dataset_info.json")
 OWN_FOLDER = ".hsbench/"
 """Where a job keeps its own files inside a data set."""
-OF_A_URL = re.compile(r"index/(run\.json|job\.json|part-\d{6,}\.jsonl)")
+OF_A_URL = re.compile(r"index/(run\.json|job\.json|cluster\.json|part-\d{6,}\.jsonl)")
 """What a run keeps beside its samples where --out is a URL, `file://` among them."""
 LISTED = 20
 """Row numbers named in one message."""

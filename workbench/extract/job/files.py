@@ -92,6 +92,14 @@ class JobFiles:
                 found += [facts.st_mtime_ns, facts.st_size]
         return tuple(found)
 
+    def hold(self, paused: bool) -> None:
+        """Have the job send nothing more, or go on. A folder that is gone is left alone."""
+        with contextlib.suppress(OSError):
+            if paused:
+                self.pause.touch()
+            else:
+                self.pause.unlink(missing_ok=True)
+
     def load(self) -> JobFile | None:
         """The last job here, None when there was none.
 
