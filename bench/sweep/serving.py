@@ -109,8 +109,6 @@ _IPC_OFF = re.compile(
 )
 _VERSION = re.compile(r"sglang is using nccl==(\S+)")
 _CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
-_BY_ENVIRONMENT = re.compile(r"NCCL INFO (NCCL_\w+) set by environment to (\S*?)\.?\s*$", re.MULTILINE)
-_TRANSPORT = re.compile(r" via ((?:P2P|SHM|NET)/\S+)")
 
 
 def read_log(text: str) -> LogFacts:
@@ -134,24 +132,6 @@ def read_choices(text: str) -> tuple[Choice, ...]:
         key = (function, int(size), algorithm.upper(), protocol.upper(), int(high) - int(low) + 1)
         counts[key] = counts.get(key, 0) + 1
     return tuple(sorted(Choice(*key, count) for key, count in counts.items()))
-
-
-def read_transports(text: str) -> tuple[str, ...]:
-    """How NCCL's channels are connected, such as P2P/CUMEM or SHM/direct/direct."""
-    return tuple(sorted(set(_TRANSPORT.findall(text))))
-
-
-def read_by_environment(text: str) -> dict[str, str]:
-    """The variables that NCCL says it took from its environment."""
-    return dict(_BY_ENVIRONMENT.findall(text))
-
-
-def chosen_for(choices: Sequence[Choice], size: int | None) -> Choice | None:
-    """The choice for all-reduces of that many bytes, or for the nearest size seen; None when none was."""
-    reduces = [choice for choice in choices if choice.function == "AllReduce"]
-    if not reduces or size is None:
-        return None
-    return min(reduces, key=lambda choice: (abs(choice.bytes - size), -choice.count))
 
 
 def parse_environ(raw: bytes) -> dict[str, str]:

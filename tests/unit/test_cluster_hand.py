@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -299,3 +300,17 @@ def test_the_cluster_says_how_many_servers_fit(
 def test_a_server_that_fits_on_no_node_is_refused() -> None:
     with pytest.raises(UsageError, match="16 GPUs: the most that one has is 8"):
         ray_crew._sizes(NODES, Cluster(address="auto", gpus=16))
+
+
+def test_a_cluster_of_another_version_is_told_by_both_versions() -> None:
+    """By the words of the installed Ray."""
+    check: Any = pytest.importorskip("ray._private.utils").check_version_info
+    with pytest.raises(RuntimeError) as caught:
+        check({"ray_version": "2.9.0", "python_version": "3.9.1"}, "node 10.0.0.7")
+    told = ray_crew.unjoined("10.0.0.1:6379", caught.value)
+    mine = pytest.importorskip("ray").__version__
+    assert re.search(rf"Ray: 2\.9\.0; Python: 3\.9\.1; This process .*: Ray: {re.escape(mine)}; Python", told.message)
+    assert "\n" not in told.message
+    assert "the cluster's own Python and Ray" in told.next_step
+    deaf = ray_crew.unjoined("auto", ConnectionError("Could not find any running Ray instance.\nStart one."))
+    assert deaf.message == "no Ray cluster answers at 'auto': Could not find any running Ray instance."

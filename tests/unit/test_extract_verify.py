@@ -66,6 +66,15 @@ def test_shards_that_are_not_joined_are_no_data_set_but_several(
     assert f"hsbench verify {tmp_path}/shard_0-of-3 --partial" in said
 
 
+def test_a_job_that_has_written_nothing_yet_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / ".hsbench").mkdir()
+    (tmp_path / ".hsbench/cluster.jsonl").write_text("")
+    assert cli.run(["verify", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path} holds no samples yet" in said
+    assert f"next: hsbench watch {tmp_path}" in said
+
+
 def test_a_truncated_file(data: Path) -> None:
     with open(file_of(data, 5), "rb+") as file:
         file.truncate(1000)

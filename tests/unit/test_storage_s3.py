@@ -290,7 +290,7 @@ def test_a_server_that_is_nowhere_is_refused_with_one_line(
 def test_a_bucket_that_may_be_read_only_is_refused_and_no_secret_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server checks rights here: one user may only read, and one has a key that does not exist."""
+    """The server checks rights here: one user may only read, one has a wrong secret, and one a key that nobody has."""
     import boto3
 
     with moto() as own:
@@ -305,14 +305,20 @@ def test_a_bucket_that_may_be_read_only_is_refused_and_no_secret_is_told(
         key = iam.create_access_key(UserName="reader")["AccessKey"]
         plain = {"Content-Type": "text/plain"}
         urllib.request.urlopen(urllib.request.Request(f"{own}/moto-api/reset-auth", b"0", plain)).close()
-        pairs = ((key["AccessKeyId"], key["SecretAccessKey"]), tuple(KEYS.values()))
-        for number, (access, secret) in enumerate(pairs):
+        unknown, other = KEYS.values()
+        pairs = {
+            "list, read, write and delete": (key["AccessKeyId"], key["SecretAccessKey"]),
+            "SignatureDoesNotMatch: check AWS_ACCESS_KEY_ID": (key["AccessKeyId"], other),
+            "InvalidAccessKeyId: check AWS_ACCESS_KEY_ID": (unknown, other),
+        }
+        for number, (step, (access, secret)) in enumerate(pairs.items()):
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", access)
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
             folder = tmp_path / str(number)
             wanted = settings(f"s3://{BUCKET}/x", folder)
             with pytest.raises(UsageError, match="is not allowed") as caught:
                 list(run(Request(settings=wanted), Control()))
+            assert step in caught.value.next_step
             told = "".join(path.read_text() for path in JobFiles(folder).folder.iterdir() if path.is_file())
             for text in (caught.value.message, caught.value.next_step, told):
                 assert access not in text

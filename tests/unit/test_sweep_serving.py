@@ -10,15 +10,12 @@ from bench.sweep.serving import (
     Choice,
     Collective,
     Sight,
-    chosen_for,
     hidden_settings,
     no_role,
     not_applied,
     parse_environ,
-    read_by_environment,
     read_choices,
     read_log,
-    read_transports,
     refuse_useless,
     served,
 )
@@ -135,19 +132,6 @@ def test_what_nccl_chose_is_counted_by_size() -> None:
         Choice("AllReduce", 33554432, "NVLS", "SIMPLE", 16, 1),
     )
     assert read_choices("no such line") == ()
-
-
-def test_the_choice_for_a_size_is_that_of_the_nearest_all_reduce() -> None:
-    choices = read_choices(NCCL)
-    assert chosen_for(choices, 8192) == Choice("AllReduce", 8192, "RING", "LL", 1, 2)
-    assert chosen_for(choices, 30 * MIB) == Choice("AllReduce", 33554432, "NVLS", "SIMPLE", 16, 1)
-    assert chosen_for((), 8192) is None
-    assert chosen_for(choices, None) is None
-
-
-def test_transports_and_variables_of_the_log() -> None:
-    assert read_transports(NCCL) == ("P2P/CUMEM", "SHM/direct/direct")
-    assert read_by_environment(NCCL) == {"NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "8388608"}
 
 
 def test_variables_that_did_not_reach_the_process() -> None:

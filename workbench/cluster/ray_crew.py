@@ -54,11 +54,7 @@ def connect(cluster: Cluster) -> "RayCrew":
             namespace="hsbench",
         )
     except Exception as error:
-        said = str(error).strip().splitlines()
-        raise ServerError(
-            f"no Ray cluster answers at {cluster.address!r}: {said[0] if said else type(error).__name__}",
-            "ray start --head begins one; ray start --address HOST:6379 joins a node to it",
-        ) from error
+        raise unjoined(cluster.address, error) from error
     try:
         return RayCrew(ray, cluster)
     except BaseException:
@@ -84,6 +80,21 @@ def _refuse_deaf(address: str) -> None:
     """Ray itself waits minutes for an address at which nothing listens."""
     if (place := checked_address(address)) is not None and not ports.accepts(*place, 5.0):
         raise ServerError(f"nothing listens at {address}", "ray start --head begins a cluster and tells its address")
+
+
+def unjoined(address: str, error: Exception) -> ServerError:
+    """Why Ray does not let this process in. Of other versions it speaks in a block of lines, ours and the cluster's."""
+    said = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    versions = "; ".join(said).replace(":;", ":").partition("Version mismatch: ")[2]
+    if versions:
+        return ServerError(
+            f"the Ray cluster at {address!r} is of another version: {versions}"[:500],
+            "run hsbench in an environment with the cluster's own Python and Ray",
+        )
+    return ServerError(
+        f"no Ray cluster answers at {address!r}: {said[0]}",
+        "ray start --head begins one; ray start --address HOST:6379 joins a node to it",
+    )
 
 
 class RayCrew:

@@ -3,7 +3,6 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -54,11 +53,3 @@ def load(name: str) -> Kept | None:
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode((probes_dir() / f"{name}.json").read_bytes(), type=Kept)
     return None
-
-
-def all_kept() -> Iterator[tuple[str, Kept]]:
-    """Every readable probe with its name, the newest first."""
-    for name in names():
-        found = load(name)
-        if found is not None:
-            yield name, found

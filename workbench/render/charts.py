@@ -154,15 +154,6 @@ def intervals(
     return _ended([*head, *found, *more], ascii)
 
 
-def spark(values: Sequence[Number], width: int, *, ascii: bool = False) -> str:
-    """The last `width` values as one line from zero to the greatest; blank where a value is not finite."""
-    glyphs = ASCII_BARS if ascii else BARS
-    known = [_finite(value) for value in values[-width:]] if width > 0 else []
-    top = max((value for value in known if value is not None), default=0.0)
-    steps = [None if value is None else round(max(0.0, value) / (top or 1.0) * (len(glyphs) - 1)) for value in known]
-    return "".join(" " if step is None else glyphs[step] for step in steps)
-
-
 def plain(text: str, ascii: bool = False) -> str:
     """Words from outside on one line, harmless to a terminal."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -265,8 +256,8 @@ def _axes(figure: Any, points: Sequence[tuple[float, float]], width: int, height
     ):
         low, high = min(values), max(values)
         ruler = figure.ruler(axis, side)
-        if high > low:
-            ruler.lim(low, high)
+        spread = 0.0 if high > low else max(0.5, abs(low) / 2**20)  # plotext complains of a huge number alone
+        ruler.lim(low - spread, high + spread)
         places = _ticks(low, high, max(1, count))
         ruler.ticks(places, _tick_labels(places))
 

@@ -10,6 +10,8 @@ from workbench.server.secrets import blot, secret_values
 
 LONGEST = 240
 """Letters of a library's message that are repeated."""
+KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "InvalidSecurity"})
+"""What S3 answers to keys that it does not know, or no more (its API reference, "Error responses")."""
 
 
 class StorageError(ServerError):
@@ -57,10 +59,25 @@ def explained(error: BaseException, url: str, doing: str) -> HsbenchError:
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role",
         )
     if isinstance(error, PermissionError):
-        return Refused(f"{doing} {url} is not allowed: {said}", "it needs to list, read, write and delete there")
+        return Refused(f"{doing} {url} is not allowed: {said}", _right(_code(error)))
     if isinstance(error, FileNotFoundError):
         return Refused(f"there is no {bucket}, or nothing at {url}: {said}", "is the URL right, and AWS_ENDPOINT_URL?")
     return StorageError(f"{doing} {url} failed: {name}: {said}", "is the store up, and reachable from here?")
+
+
+def _code(error: BaseException) -> str:
+    """S3's own word for it, which the library keeps with the error that it had from below."""
+    answer = getattr(error.__cause__, "response", None)
+    found = answer.get("Error", {}).get("Code", "") if isinstance(answer, dict) else ""
+    return str(found)
+
+
+def _right(code: str) -> str:
+    if code in KEYS:
+        return f"{code}: check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, or log in again"
+    if code == "RequestTimeTooSkewed":
+        return "set this machine's clock"
+    return "it needs to list, read, write and delete there"
 
 
 def _library(url: str) -> str:

@@ -90,6 +90,8 @@ def _guess(folder: Path, names: list[str]) -> Layout:
     """The format that most files look like."""
     counts = {kind: sum(layout(kind).index_of(name) is not None for name in names) for kind in FORMATS}
     best = max(FORMATS, key=lambda kind: counts[kind])
+    if not counts[best] and (folder / OWN_FOLDER).is_dir():
+        raise UsageError(f"{folder} holds no samples yet, only a job's own files", f"hsbench watch {folder} shows it")
     if not counts[best]:
         raise UsageError(f"{folder} holds no samples of a known format", f"known are {', '.join(FORMATS)}")
     return layout(best)
