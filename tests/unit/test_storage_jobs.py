@@ -151,6 +151,8 @@ def test_only_the_newest_job_replaces_and_only_what_no_part_knows(url: str, tmp_
     late.load()
     with pytest.raises(TakenOver, match=r"data_0\.pt is recorded already"):
         late.may_replace(line.file)
+    with pytest.raises(TakenOver, match="was taken over"):
+        later.refuse_newer()  # whoever may replace has claimed the URL
     far.close()
 
 
