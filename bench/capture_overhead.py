@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -318,4 +319,5 @@ def _checkpoint(options: argparse.Namespace) -> Path:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers are stopped then too
     report(measure(parsed()))

@@ -121,10 +121,19 @@ class DumpStore:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / name))
 
 
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that shares nothing.
+
+    Made without torch, which has a team of OpenMP threads for each thread that copies: they spin when they are done,
+    on the cores that the engine computes with.
+    """
+    return torch.from_numpy(tensor.view(torch.uint8).numpy().copy()).view(tensor.dtype)
+
+
 def _save(folder: Path, slot: Slot, tensor: torch.Tensor) -> dict[str, Any]:
     """Save one tensor and describe it; crc32 is over its raw bytes, row by row."""
     if tensor.untyped_storage().nbytes() != tensor.nbytes:
-        tensor = tensor.clone()  # torch.save writes the whole storage behind a view
+        tensor = _alone(tensor)  # torch.save writes the whole storage behind a view
     torch.save(tensor, folder / f"{slot.name}.pt")
     raw = memoryview(tensor.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return {

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -309,6 +310,38 @@ def test_it_needs_only_torch_and_the_standard_library(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-I", "-c", code, str(tmp_path)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "['alone']"
+
+
+def test_a_writer_computes_with_no_other_thread(tmp_path: Path) -> None:
+    """In a process of its own, which counts its threads: torch adds a team of them for each thread that it works in."""
+    code = """
+import os, pathlib, sys, threading, torch
+from patches.recorder.passes import Slot
+from patches.recorder.store import DumpStore
+
+rows = torch.ones(4096, 1024, dtype=torch.bfloat16)
+rows * 2  # this thread's team
+store, found = DumpStore(pathlib.Path(sys.argv[1])), []
+
+def threads(work):
+    work()
+    found.append(len(os.listdir("/proc/self/task")))
+
+def save():
+    store.write("r", [(Slot("aux_0", 0, 1, None), rows[1:4000])], {"pass": {"index": 0}})
+
+for work in (lambda: None, save, lambda: rows * 2):
+    thread = threading.Thread(target=threads, args=(work,))
+    thread.start()
+    thread.join()
+print(*found)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    env = {**os.environ, "OMP_NUM_THREADS": "3"}
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=env, capture_output=True, text=True, check=True)
+    plain, saved, torch_s = map(int, done.stdout.split())
+    assert saved == plain
+    assert torch_s > plain, "torch has no team here, so the test shows nothing"
 
 
 def test_a_full_folder_loses_no_word_and_leaves_no_dump_without_a_line(
