@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, mean, stdev
 
 import pytest
 
@@ -57,3 +57,14 @@ def test_the_extractions_reach_their_ceilings(shape: str, least: float) -> None:
         ratios.append(one["tokens"] / one["seconds"] / min(disk, one["bare_tok_s"]))
     assert len(ratios) == 4
     assert sum(ratios) / 4 >= least
+
+
+def test_the_recorder_costs_two_cpu_cores_nothing_that_six_rounds_show() -> None:
+    blocks = json.loads((RESULTS / "capture-speed-cpu.json").read_text())["blocks"]
+    speed = {(one["round"], one["variant"]): one["tok_s"] for one in blocks}  # a slope: without ramp and drain
+    assert all(one["tok_s"] == pytest.approx(one["tokens"] / one["seconds"], rel=0.03) for one in blocks)
+    ratios = [speed[number, "recorder"] / speed[number, "bare"] for number in range(6)]
+    assert mean(ratios) == pytest.approx(1.01, abs=0.005)
+    assert 2.571 * stdev(ratios) / 6**0.5 == pytest.approx(0.06, abs=0.005)  # Student's t of 95 % for 5 degrees
+    recorded = [one["recorded_bytes"] for one in blocks if one["variant"] == "recorder"]
+    assert min(recorded) > 40e6
