@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from bench.host_rates import disk_rates
-from bench.prefill_load import interval
+from bench.prefill_load import spread
 
 HSBENCH = [sys.executable, "-m", "workbench.cli"]
 
@@ -87,7 +87,7 @@ def line(one: dict[str, Any]) -> str:
     steady = one["steady_tok_s"] or one["tok_s"]
     return (
         f"extraction, round {one['round']}: {one['tok_s']:,.0f} tok/s whole, {steady:,.0f} steady, "
-        f"{one['gb_s']:.2f} GB/s, {one['cpu_s']:.0f} CPU-s; {bare}disk {disk} GB/s; of the smaller: "
+        f"{one['gb_s']:.3g} GB/s, {one['cpu_s']:.0f} CPU-s; {bare}disk {disk} GB/s; of the smaller: "
         f"whole {one['tok_s'] / ceiling(one):.3f}, steady {steady / ceiling(one):.3f}"
     )
 
@@ -95,8 +95,7 @@ def line(one: dict[str, Any]) -> str:
 def summary(rounds: list[dict[str, Any]]) -> Iterator[str]:
     """Over the rounds."""
     for name, key in (("whole", "tok_s"), ("steady", "steady_tok_s")):
-        mean, half = interval([(one[key] or one["tok_s"]) / ceiling(one) for one in rounds])
-        yield f"extraction / smaller, {name:7} {mean:.4f} ± {half:.4f} over {len(rounds)} rounds"
+        yield f"extraction / smaller, {name:7} " + spread([(one[key] or one["tok_s"]) / ceiling(one) for one in rounds])
     written = [one["disk_bytes_per_byte"] for one in rounds if one["disk_bytes_per_byte"] is not None]
     if written:
         yield f"disk bytes a dataset byte    {max(written):.3f} at most"

@@ -15,7 +15,9 @@ random checkpoint of a large model's shape is made in `--work` first. Two such r
 import argparse
 import contextlib
 import fcntl
+import functools
 import json
+import math
 import os
 import shutil
 import signal
@@ -35,7 +37,8 @@ from bench import capture_extraction, capture_safety
 from bench.capture_extraction import HSBENCH
 from bench.gpu_check import SHAPES
 from bench.host_rates import memory_rates
-from bench.prefill_load import Load, interval
+from bench.prefill_load import Load, spread
+from workbench.errors import HsbenchError
 from workbench.extract.job.arrivals import Arrivals
 from workbench.probe.evidence import read_json
 from workbench.server import processes, state
@@ -54,11 +57,16 @@ class Server:
         self.name, self.options = name, options
         self.dumps = options.dumps / name
         self.arrivals: Arrivals | None = None
+        self._ours = False
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
-        options = self.options
-        command = [*HSBENCH, "serve", "--model", options.model, "--name", f"overhead-{self.name}", "--port", "0"]
+        """Start it and wait until it answers. One of that name that runs is another run's, and is left to it."""
+        options, name = self.options, f"overhead-{self.name}"
+        found = state.load(name)
+        if found is not None and state.alive(found):
+            raise SystemExit(f"a server named {name} runs already; hsbench stop {name} ends it")
+        self._ours = True
+        command = [*HSBENCH, "serve", "--model", options.model, "--name", name, "--port", "0"]
         command += ["--device", options.device, "--timeout", "500"]
         if self.name != "bare":
             self.dumps.mkdir(parents=True, exist_ok=True)
@@ -75,7 +83,10 @@ class Server:
             raise SystemExit(f"{self.name} does not start:\n{done.stderr[-3000:]}")
 
     def stop(self) -> None:
-        """End it; what it wrote goes."""
+        """End it if it was started here; what it wrote goes."""
+        if not self._ours:
+            return
+        self._ours = False
         if self.arrivals is not None:
             self.arrivals.close()
         subprocess.run([*HSBENCH, "stop", f"overhead-{self.name}"], capture_output=True, check=False)
@@ -99,6 +110,8 @@ class Server:
             )
             load.run(self.options.warm, "hs-load-")
             found = load.run(self.options.block, "hs-load-")
+        if not found.requests:
+            raise SystemExit(f"{self.name} answered none of {found.failed} requests of {length} tokens: {found.error}")
         drained = self._drain()
         after = self._counters()
         family = processes.family(record.pid, record.since_boot)
@@ -142,6 +155,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     servers = {name: Server(name, options) for name in options.variants}
     options_text = {name: str(value) for name, value in vars(options).items() if name != "env"}
     found: dict[str, Any] = {"options": options_text, "blocks": []}
+    _keep(found, options)
     try:
         _start_all(list(servers.values()), options.together)
         for length in options.length:
@@ -152,8 +166,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             _extractions(found, options, servers)
         if not options.no_checks and "recorder" in servers:
             _check(found, options, servers)
+            _keep(found, options)
     finally:
-        _keep(found, options)
         for server in servers.values():
             server.stop()
     return found
@@ -189,6 +203,7 @@ def _extractions(found: dict[str, Any], options: argparse.Namespace, servers: di
         print(capture_extraction.line(found["extractions"][-1]), flush=True)
     with _alone(options):
         found["host"] = memory_rates(options.dumps, options.disk_bytes, options.writers)
+    _keep(found, options)
 
 
 def _check(found: dict[str, Any], options: argparse.Namespace, servers: dict[str, Server]) -> None:
@@ -263,12 +278,23 @@ def _report_ratio(blocks: list[dict[str, Any]], length: int, what: str, key: str
     }
     pairs = [(b, r) for b, r in zip(rates["bare"], rates["recorder"], strict=False) if b and r]
     if pairs:
-        mean, half = interval([r / b for b, r in pairs])
+        ratio = spread([r / b for b, r in pairs])
         bare = statistics.fmean(b for b, _ in pairs)
-        print(
-            f"recorder / bare, {length:5} tokens {mean:.4f} ± {half:.4f} over {len(pairs)} rounds "
-            f"by the {what}; bare {bare:,.0f} tok/s"
-        )
+        print(f"recorder / bare, {length:5} tokens {ratio}, by the {what}; bare {bare:,.0f} tok/s")
+
+
+def _number(text: str, kind: type = int, least: float = 1) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} on")
+    return value
+
+
+_COUNT_OR_NONE = functools.partial(_number, least=0)
+_SECONDS = functools.partial(_number, kind=float, least=0.1)
 
 
 def parsed() -> argparse.Namespace:
@@ -282,27 +308,33 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), help="instead of --model: a random checkpoint of this shape")
     parser.add_argument("--work", type=Path, default=Path("overhead-models"), help="where --shape's checkpoint goes")
     parser.add_argument(
-        "--length", type=int, nargs="+", default=[2048], help="of the prompts; the first one's is extracted"
+        "--length", type=_number, nargs="+", default=[2048], help="of the prompts; the first one's is extracted"
     )
-    parser.add_argument("--concurrency", type=int, default=32)
-    parser.add_argument("--warm", type=float, default=3.0, help="seconds of load before each block")
-    parser.add_argument("--block", type=float, default=10.0, help="seconds of load in a block")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=_number, default=32)
+    parser.add_argument("--warm", type=_SECONDS, default=3.0, help="seconds of load before each block")
+    parser.add_argument("--block", type=_SECONDS, default=10.0, help="seconds of load in a block")
+    parser.add_argument("--rounds", type=_COUNT_OR_NONE, default=3)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--together", action="store_true", help="start the servers at the same time")
-    parser.add_argument("--samples", type=int, default=0, help="rows of the extraction; 0 leaves it out")
-    parser.add_argument("--extractions", type=int, default=1, help="how often, each with ceilings of its own")
-    parser.add_argument("--writers", type=int, help="of the extraction")
-    parser.add_argument("--disk-threads", type=int, nargs="+", default=[4, 12, 28], help="the best is the disk's rate")
-    parser.add_argument("--recorder-writers", type=int, default=4)
+    parser.add_argument("--samples", type=_COUNT_OR_NONE, default=0, help="rows of the extraction; 0 leaves it out")
+    parser.add_argument("--extractions", type=_number, default=1, help="how often, each with ceilings of its own")
+    parser.add_argument("--writers", type=_number, help="of the extraction")
+    parser.add_argument(
+        "--disk-threads", type=_number, nargs="+", default=[4, 12, 28], help="the best is the disk's rate"
+    )
+    parser.add_argument("--recorder-writers", type=_number, default=4)
     parser.add_argument("--no-checks", action="store_true", help="leave out batch against alone, and the reference")
     parser.add_argument("--lock", type=Path, help="measure only while holding this file's lock")
-    parser.add_argument("--disk-bytes", type=int, default=4 * GIB)
+    parser.add_argument("--disk-bytes", type=_number, default=4 * GIB)
     parser.add_argument("--dumps", type=Path, default=Path("/dev/shm/overhead"))
     parser.add_argument("--data", type=Path, default=Path("overhead-data"))
     parser.add_argument("--out", type=Path, default=Path("capture-overhead.json"))
     parser.add_argument("flags", nargs="*", help="SGLang's, after --")
     options = parser.parse_args()
+    if options.samples and "recorder" not in options.variants:
+        parser.error("--samples needs the recorder among --variants")
+    if options.vocabulary < 6:
+        parser.error("--vocabulary: ids are drawn from 5 on, so it must be 6 or more")
     options.env = dict(os.environ)
     if options.shape:
         options.model = str(_checkpoint(options))
@@ -320,4 +352,11 @@ def _checkpoint(options: argparse.Namespace) -> Path:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers are stopped then too
-    report(measure(parsed()))
+    try:
+        report(measure(parsed()))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except HsbenchError as error:
+        raise SystemExit(f"{error.message}\n  next: {error.next_step}") from None
+    except OSError as error:
+        raise SystemExit(str(error)) from None

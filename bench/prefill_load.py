@@ -28,6 +28,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     server_tok_s: float | None
     """Median of `input throughput` in the server's log lines of this stretch."""
     failed: int = 0
+    error: str = ""
+    """What the first request that failed was told."""
 
 
 class Load:
@@ -50,7 +52,7 @@ class Load:
     def run(self, seconds: float, prefix: str) -> Block:
         """Send for so long, let the last answers come, and say what the rate was."""
         ends: list[float] = []
-        failed: list[int] = []
+        failed: list[str] = []
         start = self.log.stat().st_size if self.log else 0
         began = time.monotonic()
 
@@ -60,8 +62,8 @@ class Load:
                 try:
                     self.client.generate(ids, rid, timeout=600)
                     ends.append(time.monotonic())
-                except HsbenchError:
-                    failed.append(1)
+                except HsbenchError as error:
+                    failed.append(error.message)
 
         threads = [threading.Thread(target=lane) for _ in range(self.concurrency)]
         for thread in threads:
@@ -75,6 +77,7 @@ class Load:
             tok_s=rate(ends, self.length, self.concurrency) or len(ends) * self.length / (time.monotonic() - began),
             server_tok_s=self._by_the_server(start),
             failed=len(failed),
+            error=failed[0] if failed else "",
         )
 
     def _by_the_server(self, start: int) -> float | None:
@@ -84,6 +87,14 @@ class Load:
             file.seek(start)
             found = [float(value) for value in THROUGHPUT.findall(file.read())]
         return statistics.median(found[1:]) if len(found) > 1 else None  # the first spans the pause before
+
+
+def spread(values: Sequence[float], digits: int = 4) -> str:
+    """Their mean with the interval in words; one value has none."""
+    mean, half = interval(values)
+    if len(values) < 2:
+        return f"{mean:.{digits}f} in one round, so without an interval"
+    return f"{mean:.{digits}f} ± {half:.{digits}f} over {len(values)} rounds"
 
 
 def rate(ends: Sequence[float], length: int, concurrency: int) -> float:

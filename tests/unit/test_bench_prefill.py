@@ -1,10 +1,14 @@
 """Rates and intervals of the measuring scripts, against arithmetic."""
 
+import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 
-from bench.prefill_load import THROUGHPUT, interval, rate
+from bench import capture_overhead
+from bench.prefill_load import THROUGHPUT, interval, rate, spread
 
 
 def test_answers_in_batches_have_the_rate_of_the_batches() -> None:
@@ -26,6 +30,44 @@ def test_the_interval_is_students() -> None:
     mean, half = interval([0.98, 1.0, 1.02])
     assert mean == pytest.approx(1.0)
     assert half == pytest.approx(4.30265273 * 0.02 / math.sqrt(3), rel=1e-6)
+
+
+def test_one_round_has_no_interval_and_says_so() -> None:
+    assert spread([0.98, 1.0, 1.02], 3) == "1.000 ± 0.050 over 3 rounds"
+    assert spread([0.97]) == "0.9700 in one round, so without an interval"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--length", "0"], "--length: '0' is not a number from 1 on"),
+        (["--block", "soon"], "--block: 'soon' is not a number from 0.1 on"),
+        (["--warm", "inf"], "--warm: 'inf' is not a number"),
+        (["--rounds", "-1"], "--rounds: '-1' is not a number from 0 on"),
+        (["--samples", "5", "--variants", "bare"], "--samples needs the recorder"),
+        (["--vocabulary", "5"], "--vocabulary: ids are drawn from 5 on"),
+    ],
+)
+def test_numbers_that_make_no_benchmark_are_refused(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["capture_overhead", *words])
+    with pytest.raises(SystemExit):
+        capture_overhead.parsed()
+    assert said in capsys.readouterr().err
+
+
+def test_a_server_of_another_run_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["capture_overhead", "--out", str(tmp_path / "o"), "--dumps", str(tmp_path / "d")])
+    options = capture_overhead.parsed()
+    asked: list[list[str]] = []
+    monkeypatch.setattr(capture_overhead.subprocess, "run", lambda command, **_how: asked.append(command))
+    monkeypatch.setattr(capture_overhead.state, "load", lambda name: name)
+    monkeypatch.setattr(capture_overhead.state, "alive", lambda record: record == "overhead-bare")
+    with pytest.raises(SystemExit, match="a server named overhead-bare runs already; hsbench stop overhead-bare ends"):
+        capture_overhead.measure(options)
+    assert asked == [], "nothing was started, nothing is stopped"
+    assert json.loads((tmp_path / "o").read_text())["blocks"] == []
 
 
 def test_the_servers_own_rate_is_read_from_its_log() -> None:
