@@ -127,7 +127,9 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     Made without torch, which has a team of OpenMP threads for each thread that copies: they spin when they are done,
     on the cores that the engine computes with.
     """
-    return torch.from_numpy(tensor.contiguous().view(torch.uint8).numpy().copy()).view(tensor.dtype)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    copy.view(torch.uint8).numpy()[...] = tensor.contiguous().view(torch.uint8).numpy()
+    return copy
 
 
 def _save(folder: Path, slot: Slot, tensor: torch.Tensor) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from patches import recorder
+from patches.recorder.passes import Slot
 from patches.recorder.settings import Settings
 from patches.recorder.store import DumpStore
 
@@ -310,6 +311,21 @@ def test_it_needs_only_torch_and_the_standard_library(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-I", "-c", code, str(tmp_path)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "['alone']"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_rows_of_any_kind_are_written_as_they_are(tmp_path: Path, dtype: torch.dtype) -> None:
+    whole = torch.randn(40, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    store = DumpStore(tmp_path)
+    for number, rows in enumerate((whole[3:9], whole[5:6], whole[0:0], whole[::2], whole.T[2:5], whole)):
+        store.write(f"r{number}", [(Slot("aux_0", 0, 1, None), rows)], {"pass": {"index": 0}})
+        saved = torch.load(tmp_path / f"req_{number}/aux_0.pt", weights_only=True)
+        assert (saved.dtype, saved.shape) == (dtype, rows.shape)
+        assert torch.equal(saved.float(), rows.float())
+        assert saved.untyped_storage().nbytes() == rows.nbytes
+        described = json.loads((tmp_path / f"req_{number}/meta.json").read_text())["tensors"]["aux_0"]
+        raw = rows.contiguous().view(torch.uint8).numpy().tobytes()
+        assert (described["nbytes"], described["crc32"]) == (rows.nbytes, f"{zlib.crc32(raw):08x}")
 
 
 def test_a_writer_computes_with_no_other_thread(tmp_path: Path) -> None:
