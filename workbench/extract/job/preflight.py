@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import workbench
-from workbench.errors import CheckFailed, HsbenchError, Missing, UsageError
+from workbench.errors import CheckFailed, HsbenchError, Missing, ServerError, UsageError
 from workbench.extract.job.estimate import Estimate
 from workbench.extract.job.files import FOLDER, JobFiles, Request
 from workbench.extract.job.gate import SPARE_BYTES, free_bytes
@@ -217,7 +217,8 @@ def plain_prefill(keeper: Keeper, samples: Sequence[Sample], settings: ExtractSe
     """Tokens a second that the server prefills without recording: same rows, as many at a time.
 
     The request ids are none that the recorder takes. Rows go round until the time is up; the clock runs from the
-    first request to the last answer, so the ramps at both ends count, as they do in the run.
+    first request to the last answer, so the ramps at both ends count, as they do in the run. It ends early when the
+    server is lost.
     """
     mark = f"plain-{secrets.token_hex(3)}"
     began = time.monotonic()
@@ -228,9 +229,12 @@ def plain_prefill(keeper: Keeper, samples: Sequence[Sample], settings: ExtractSe
         number = first
         while time.monotonic() < ending:
             sample = samples[number % len(samples)]
-            with contextlib.suppress(HsbenchError):
+            try:
                 keeper.client.generate(list(sample.input_ids), f"{mark}-{number}", timeout=settings.timeout_s)
                 done.append(len(sample.input_ids))
+            except HsbenchError as error:
+                if isinstance(error, ServerError) and keeper.lost():
+                    return
             number += settings.concurrency
 
     threads = [threading.Thread(target=lane, args=(n,), daemon=True) for n in range(settings.concurrency)]

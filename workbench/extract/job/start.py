@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 
@@ -18,6 +18,7 @@ from workbench.extract.job.events import Ended, JobEvent, Preflight, Progress, S
 from workbench.extract.job.files import JobFile, JobFiles, Request
 from workbench.extract.job.flow import Flow, Limits, Parts
 from workbench.extract.job.gate import Gate, free_bytes
+from workbench.extract.job.guarded import guarded
 from workbench.extract.job.keeper import Keeper
 from workbench.extract.job.lanes import Lanes
 from workbench.extract.job.tally import Counts
@@ -165,7 +166,8 @@ class Start:
         self, data: Dataset, left: list[int], pool: WorkerPool, writer: DatasetWriter | None
     ) -> Iterator[JobEvent]:
         guess = self._estimate(data, left, first=writer is None)
-        if guess.shortest is None:
+        shortest = guess.shortest
+        if shortest is None:
             yield from self._only_refused(data, left, writer)
             return
         keeper = self._stack.enter_context(Keeper(self.settings, self.files))
@@ -178,10 +180,12 @@ class Start:
         preflight.check_server(keeper)
         preflight.refuse_same_folder(keeper.target_dir, self.settings.folder)
         with pool.borrow() as worker:
-            got = preflight.probe(keeper, guess.shortest, worker, self.settings.timeout_s)
+            got = yield from guarded(
+                keeper, [shortest], lambda: preflight.probe(keeper, shortest, worker, self.settings.timeout_s)
+            )
             record = preflight.describe_run(self.request, data.source(), keeper, got, worker)
         shown = ", ".join(map(str, record.states.after_block))
-        yield _note(f"the probe of row {guess.shortest.index} gave whole states, after blocks {shown}")
+        yield _note(f"the probe of row {shortest.index} gave whole states, after blocks {shown}")
         work = Work(data, left, guess, preflight.dump_bytes_per_token(got.meta))
         if writer is not None:
             refuse_differences(writer.record, record)
@@ -237,7 +241,7 @@ class Start:
         self.files.save(self.job)
 
     def _flow(self, work: Work, keeper: Keeper, writer: DatasetWriter, gate: Gate) -> Iterator[JobEvent]:
-        plain = self._plain(work, keeper)
+        plain = yield from self._plain(work, keeper)
         yield self._numbers(writer, work.guess, gate, plain)
         arrivals = Arrivals(keeper.target_dir, self.job.request_prefix, allow_chunked=keeper.target.allow_chunked)
         self._stack.callback(arrivals.close)
@@ -271,7 +275,7 @@ class Start:
             self._remote.set_limit(longest)
         return self._remote
 
-    def _plain(self, work: Work, keeper: Keeper) -> float | None:
+    def _plain(self, work: Work, keeper: Keeper) -> Generator[Told, None, float | None]:
         """Plain prefill, measured once a run, on a server that is known to record our requests only."""
         record = keeper.target.record
         wanted = self.settings.baseline_s > 0 and record is not None and record.dump is not None
@@ -281,7 +285,9 @@ class Start:
         work.data.tally = Tally()
         if not rows:
             return None
-        self.job = msgspec.structs.replace(self.job, plain_tok_s=preflight.plain_prefill(keeper, rows, self.settings))
+        flying = rows[: self.settings.concurrency]
+        rate = yield from guarded(keeper, flying, lambda: preflight.plain_prefill(keeper, rows, self.settings))
+        self.job = msgspec.structs.replace(self.job, plain_tok_s=rate)
         self.files.save(self.job)
         return self.job.plain_tok_s
 
