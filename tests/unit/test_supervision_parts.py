@@ -192,6 +192,7 @@ def test_a_start_is_refused_when_others_hold_the_gpu(monkeypatch: pytest.MonkeyP
     room.refuse_full_gpus(("--mem-fraction-static", "0.3"), "cuda", full)
     room.refuse_full_gpus(("--base-gpu-id", "1"), "cuda", full)
     room.refuse_full_gpus((), "cpu", full)
+    room.refuse_full_gpus(("--max-total-tokens", "9000"), "cuda", full)
     room.refuse_full_gpus((), "cuda", Nvml(FakeNvml(1_000_000_000, [])))
 
 

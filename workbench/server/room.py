@@ -31,7 +31,7 @@ def refuse_full_gpus(argv: Sequence[str], device: str, nvml: "Nvml | None" = Non
 
     Args:
         argv: The server's command line: its `--mem-fraction-static` and `--tp-size` say how much it takes of which
-            GPUs.
+            GPUs. With `--max-total-tokens` it takes what its weights and so many tokens need, which is not known here.
         device: Anything but `cuda` needs no GPU.
         nvml: The GPUs; made here unless given.
     """
@@ -42,6 +42,8 @@ def refuse_full_gpus(argv: Sequence[str], device: str, nvml: "Nvml | None" = Non
 
         nvml = Nvml()
     flags = given(argv)
+    if flags.get("--max-total-tokens"):
+        return
     wanted = _number(flags.get("--mem-fraction-static"), FRACTION)
     count = int(_number(flags.get("--tp-size") or flags.get("--tp") or flags.get("--tensor-parallel-size"), 1))
     holders = nvml.holders()
