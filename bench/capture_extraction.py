@@ -20,12 +20,25 @@ HSBENCH = [sys.executable, "-m", "workbench.cli"]
 
 
 def extraction(options: argparse.Namespace, server: str) -> dict[str, Any]:
-    """`hsbench extract` of random rows on the server of this name: its own counts, and what the disk took."""
+    """`hsbench extract` of random rows on the server of this name: its own counts, and what the disk took.
+
+    The data set, for which `options.data` must be free, is removed.
+    """
     source = _rows(options)
-    shutil.rmtree(options.data, ignore_errors=True)
+    try:
+        found = _extracted(options, server, source)
+    finally:
+        source.unlink()
+        shutil.rmtree(options.data, ignore_errors=True)
+    one = found["bytes"] // found["samples"]
+    return {**found, "disk": disk_rates(options.data.absolute().parent, options.disk_bytes, options.disk_threads, one)}
+
+
+def _extracted(options: argparse.Namespace, server: str, source: Path) -> dict[str, Any]:
     command = [*HSBENCH, "extract", str(source), "--out", str(options.data), "--name", server]
     command += ["--foreground", "--json", "--baseline", "0", "--concurrency", str(options.concurrency)]
     command += ["--min-free", "0.1", *(["--writers", str(options.writers)] if options.writers else [])]
+    os.sync()
     before, used = psutil.disk_io_counters(), os.times()
     done = subprocess.run(command, env=options.env, capture_output=True, text=True, check=False)
     now = os.times()
@@ -36,8 +49,6 @@ def extraction(options: argparse.Namespace, server: str) -> dict[str, Any]:
     if done.returncode or not pictures:
         raise SystemExit(f"the extraction failed:\n{done.stderr[-3000:]}")
     last = pictures[-1]
-    shutil.rmtree(options.data)
-    one = last["bytes_here"] // last["samples_here"]
     return {
         "samples": last["samples_here"],
         "tokens": last["tokens_here"],
@@ -51,7 +62,6 @@ def extraction(options: argparse.Namespace, server: str) -> dict[str, Any]:
         if before and after
         else None,
         "pictures": [[p["seconds_here"], p["tokens_here"], p["in_flight"], p["waiting_bytes"]] for p in pictures],
-        "disk": disk_rates(options.data, options.disk_bytes, options.disk_threads, one),
     }
 
 
@@ -93,9 +103,12 @@ def line(one: dict[str, Any]) -> str:
 
 
 def summary(rounds: list[dict[str, Any]]) -> Iterator[str]:
-    """Over the rounds."""
+    """Over the rounds: the share of the smaller of plain prefill and disk, or of the disk where it was alone."""
+    against = "smaller" if all(one["bare_tok_s"] for one in rounds) else "disk"
     for name, key in (("whole", "tok_s"), ("steady", "steady_tok_s")):
-        yield f"extraction / smaller, {name:7} " + spread([(one[key] or one["tok_s"]) / ceiling(one) for one in rounds])
+        yield f"extraction / {against}, {name:7} " + spread(
+            [(one[key] or one["tok_s"]) / ceiling(one) for one in rounds]
+        )
     written = [one["disk_bytes_per_byte"] for one in rounds if one["disk_bytes_per_byte"] is not None]
     if written:
         yield f"disk bytes a dataset byte    {max(written):.3f} at most"

@@ -21,170 +21,91 @@ import math
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import psutil
-
 from bench import capture_extraction, capture_safety
-from bench.capture_extraction import HSBENCH
-from bench.gpu_check import SHAPES
-from bench.host_rates import memory_rates
-from bench.prefill_load import Load, spread
+from bench.capture_report import block_line, report
+from bench.capture_server import Server
+from bench.gpu_check import FLAGS, SHAPES
+from bench.host_rates import memory_rates, refuse_used
+from probes.weights import read_config
 from workbench.errors import HsbenchError
-from workbench.extract.job.arrivals import Arrivals
-from workbench.probe.evidence import read_json
-from workbench.server import processes, state
-from workbench.server.client import SglangClient
-from workbench.server.engine import find_engine
-from workbench.server.flags import DUMP, with_defaults
 
 VARIANTS = ("bare", "recorder", "plain")
+VOCABULARY = 32000
 GIB = 1 << 30
-
-
-class Server:
-    """One variant's server, started by the command line."""
-
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
-        self.name, self.options = name, options
-        self.dumps = options.dumps / name
-        self.arrivals: Arrivals | None = None
-        self._ours = False
-
-    def start(self) -> None:
-        """Start it and wait until it answers. One of that name that runs is another run's, and is left to it."""
-        options, name = self.options, f"overhead-{self.name}"
-        found = state.load(name)
-        if found is not None and state.alive(found):
-            raise SystemExit(f"a server named {name} runs already; hsbench stop {name} ends it")
-        self._ours = True
-        command = [*HSBENCH, "serve", "--model", options.model, "--name", name, "--port", "0"]
-        command += ["--device", options.device, "--timeout", "500"]
-        if self.name != "bare":
-            self.dumps.mkdir(parents=True, exist_ok=True)
-            command += ["--dump-dir", str(self.dumps), "--capture", options.capture]
-            command += ["--layers", options.layers] if options.layers else []
-        env = {**self.options.env, "SGLANG_HS_DUMP_WRITERS": str(options.recorder_writers)}
-        if self.name == "plain":
-            env["SGLANG_HS_DUMP_PLAIN"] = "1"
-        flags = tuple(options.flags)
-        if self.name == "bare":
-            flags = with_defaults(flags, DUMP, find_engine(None).flags)
-        done = subprocess.run([*command, "--", *flags], env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{self.name} does not start:\n{done.stderr[-3000:]}")
-
-    def stop(self) -> None:
-        """End it if it was started here; what it wrote goes."""
-        if not self._ours:
-            return
-        self._ours = False
-        if self.arrivals is not None:
-            self.arrivals.close()
-        subprocess.run([*HSBENCH, "stop", f"overhead-{self.name}"], capture_output=True, check=False)
-        shutil.rmtree(self.dumps, ignore_errors=True)
-
-    def block(self, length: int) -> dict[str, Any]:
-        """One stretch of load of prompts of `length` tokens, with the recorder's counters and the server's memory."""
-        record = state.find_record(f"overhead-{self.name}")
-        if self.name != "bare" and self.arrivals is None:
-            self.arrivals = Arrivals(self.dumps, "hs-load-")  # nobody waits for these dumps: it removes them
-        before = self._counters()
-        concurrency = 1 if self.name == "plain" else self.options.concurrency
-        with SglangClient(record.url) as client:
-            load = Load(
-                client,
-                length=length,
-                concurrency=concurrency,
-                vocabulary=self.options.vocabulary,
-                # On a CPU a pass is logged when the next one is put together, so the rate in the line means nothing.
-                log=Path(record.log) if record.device == "cuda" else None,
-            )
-            load.run(self.options.warm, "hs-load-")
-            found = load.run(self.options.block, "hs-load-")
-        if not found.requests:
-            raise SystemExit(f"{self.name} answered none of {found.failed} requests of {length} tokens: {found.error}")
-        drained = self._drain()
-        after = self._counters()
-        family = processes.family(record.pid, record.since_boot)
-        return {
-            "variant": self.name,
-            "length": length,
-            **msgspec.to_builtins(found),
-            "recorded_bytes": after.get("bytes", 0) - before.get("bytes", 0),
-            "engine_share": (after.get("engine_us", 0) - before.get("engine_us", 0))
-            / 1e6
-            / (found.seconds + self.options.warm),
-            "held_back_ms": after.get("held_back_ms", 0) - before.get("held_back_ms", 0),
-            "waiting_peak": after.get("waiting_peak", 0),
-            "errors": after.get("errors", 0) - before.get("errors", 0),
-            "drain_s": drained,
-            "rss": sum(_rss(process) for process in family),
-        }
-
-    def _counters(self) -> dict[str, Any]:
-        status = read_json(self.dumps / "recorder.json") or {}
-        return {**status.get("counts", {}), **{k: status.get(k, 0) for k in ("engine_us", "waiting_peak")}}
-
-    def _drain(self) -> float:
-        """Seconds until the recorder has written everything, so that the next block meets an idle machine."""
-        began = time.monotonic()
-        while self.name != "bare" and time.monotonic() - began < 120:
-            time.sleep(0.6)
-            if (read_json(self.dumps / "recorder.json") or {}).get("waiting_bytes") == 0:
-                break
-        return time.monotonic() - began
-
-
-def _rss(process: psutil.Process) -> int:
-    with contextlib.suppress(psutil.Error):
-        return int(process.memory_info().rss)
-    return 0
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Start, alternate, extract, check, stop."""
+    refuse_used(options.data)
+    options.out.touch()
+    options.dumps.mkdir(parents=True, exist_ok=True)
+    options.scratch = tempfile.mkdtemp(prefix="run-", dir=options.dumps)
     servers = {name: Server(name, options) for name in options.variants}
-    options_text = {name: str(value) for name, value in vars(options).items() if name != "env"}
-    found: dict[str, Any] = {"options": options_text, "blocks": []}
-    _keep(found, options)
     try:
-        _start_all(list(servers.values()), options.together)
-        for length in options.length:
-            _rounds(found, options, servers, length)
-        if "plain" in servers:
-            _add_block(found, options, 0, servers["plain"], options.length[0])
-        if options.samples:
-            _extractions(found, options, servers)
-        if not options.no_checks and "recorder" in servers:
-            _check(found, options, servers)
-            _keep(found, options)
+        return _measured(options, servers)
     finally:
+        for number in ENDS:
+            signal.signal(number, signal.SIG_IGN)  # the end is under way
         for server in servers.values():
             server.stop()
+        shutil.rmtree(options.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            options.dumps.rmdir()
+
+
+def _measured(options: argparse.Namespace, servers: dict[str, Server]) -> dict[str, Any]:
+    _start_all(list(servers.values()), options.together)
+    _set_vocabulary(options, next(iter(servers.values())))
+    shown = {name: str(value) for name, value in vars(options).items() if name not in ("env", "scratch")}
+    found: dict[str, Any] = {"options": shown, "blocks": []}
+    for length in options.length:
+        _rounds(found, options, servers, length)
+    if options.samples:
+        _extractions(found, options, servers)
+    if not options.no_checks and "recorder" in servers:
+        _check(found, options, servers)
+    _keep(found, options)
     return found
 
 
+def _set_vocabulary(options: argparse.Namespace, server: Server) -> None:
+    """An id beyond the model's vocabulary ends a server on a CPU."""
+    most = int(read_config(Path(server.record.model)).get("vocab_size", VOCABULARY))
+    if options.vocabulary is not None and options.vocabulary > most:
+        raise SystemExit(f"--vocabulary {options.vocabulary} is more than the model has: {most}")
+    options.vocabulary = options.vocabulary or min(VOCABULARY, most)
+
+
+def _start_all(servers: list[Server], together: bool) -> None:
+    print(f"starting {', '.join(server.name for server in servers)}", file=sys.stderr)
+    with ThreadPoolExecutor(len(servers) if together else 1) as pool:
+        try:
+            list(pool.map(Server.start, servers))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for server in servers:
+                server.break_off()
+            raise
+
+
 def _rounds(found: dict[str, Any], options: argparse.Namespace, servers: dict[str, Server], length: int) -> None:
-    order = [name for name in ("bare", "recorder") if name in servers]
+    """The plain way is slow: the first length is enough."""
+    order = [name for name in VARIANTS if name in servers and (name != "plain" or length == options.length[0])]
     for number in range(options.rounds):
         for name in order if number % 2 == 0 else order[::-1]:
-            _add_block(found, options, number, servers[name], length)
-
-
-def _add_block(found: dict[str, Any], options: argparse.Namespace, number: int, server: Server, length: int) -> None:
-    with _alone(options):
-        found["blocks"].append({"round": number, **server.block(length)})
-    _keep(found, options)
-    _say(found["blocks"][-1])
+            with _alone(options):
+                found["blocks"].append({"round": number, **servers[name].block(length)})
+            _keep(found, options)
+            print(block_line(found["blocks"][-1]), flush=True)
 
 
 def _extractions(found: dict[str, Any], options: argparse.Namespace, servers: dict[str, Server]) -> None:
@@ -202,7 +123,7 @@ def _extractions(found: dict[str, Any], options: argparse.Namespace, servers: di
         _keep(found, options)
         print(capture_extraction.line(found["extractions"][-1]), flush=True)
     with _alone(options):
-        found["host"] = memory_rates(options.dumps, options.disk_bytes, options.writers)
+        found["host"] = memory_rates(Path(options.scratch), options.disk_bytes, options.writers)
     _keep(found, options)
 
 
@@ -210,7 +131,7 @@ def _check(found: dict[str, Any], options: argparse.Namespace, servers: dict[str
     for name, server in servers.items():
         if name != "recorder":
             server.stop()  # the reference needs their memory
-    record = state.find_record("overhead-recorder")
+    record = servers["recorder"].record
     device = "cuda" if record.device == "cuda" else "cpu"
     with _alone(options):
         found["checks"] = capture_safety.check(record.name, Path(record.model), options.vocabulary, device)
@@ -231,58 +152,6 @@ def _alone(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _start_all(servers: list[Server], together: bool) -> None:
-    if not together:
-        for server in servers:
-            server.start()
-        return
-    with ThreadPoolExecutor(len(servers)) as pool:
-        list(pool.map(Server.start, servers))
-
-
-def _say(block: dict[str, Any]) -> None:
-    print(
-        f"{block['length']} tokens, round {block['round']} {block['variant']:9} {block['tok_s']:10,.0f} tok/s "
-        f"{_of_the_server(block['server_tok_s'])}, "
-        f"{block['recorded_bytes'] / 1e9:.2f} GB recorded, engine thread {block['engine_share']:.2%} in the recorder",
-        flush=True,
-    )
-
-
-def _of_the_server(rate: float | None) -> str:
-    return "" if rate is None else f" (server {rate:,.0f})"
-
-
-def report(found: dict[str, Any]) -> None:
-    """Ratios of the blocks of one round and, over the rounds, their intervals."""
-    for length in dict.fromkeys(block["length"] for block in found["blocks"]):
-        for what, key in (("client", "tok_s"), ("server's log", "server_tok_s")):
-            _report_ratio(found["blocks"], length, what, key)
-    plain = [block for block in found["blocks"] if block["variant"] == "plain"]
-    first = [b for b in found["blocks"] if b["variant"] == "recorder" and plain and b["length"] == plain[0]["length"]]
-    if first:
-        ratio = statistics.fmean(b["tok_s"] for b in first) / plain[0]["tok_s"]
-        print(f"recorder / plain way        {ratio:.2f}")
-    for line in capture_extraction.summary(found["extractions"]) if "extractions" in found else ():
-        print(line)
-    if "host" in found:
-        print("host, GB/s " + ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in found["host"].items()))
-    for line in capture_safety.summary(found["checks"]) if "checks" in found else ():
-        print(line)
-
-
-def _report_ratio(blocks: list[dict[str, Any]], length: int, what: str, key: str) -> None:
-    rates = {
-        name: [b[key] for b in blocks if b["variant"] == name and b["length"] == length]
-        for name in ("bare", "recorder")
-    }
-    pairs = [(b, r) for b, r in zip(rates["bare"], rates["recorder"], strict=False) if b and r]
-    if pairs:
-        ratio = spread([r / b for b, r in pairs])
-        bare = statistics.fmean(b for b, _ in pairs)
-        print(f"recorder / bare, {length:5} tokens {ratio}, by the {what}; bare {bare:,.0f} tok/s")
-
-
 def _number(text: str, kind: type = int, least: float = 1) -> Any:
     try:
         value = kind(text)
@@ -301,7 +170,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--vocabulary", type=int, default=32000, help="random ids are below this")
+    parser.add_argument("--vocabulary", type=_number, help=f"random ids are below this; {VOCABULARY} or the model's")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--layers", default="")
     parser.add_argument("--capture", default="auto")
@@ -333,12 +202,13 @@ def parsed() -> argparse.Namespace:
     options = parser.parse_args()
     if options.samples and "recorder" not in options.variants:
         parser.error("--samples needs the recorder among --variants")
-    if options.vocabulary < 6:
+    if options.vocabulary is not None and options.vocabulary < 6:
         parser.error("--vocabulary: ids are drawn from 5 on, so it must be 6 or more")
     options.env = dict(os.environ)
     if options.shape:
         options.model = str(_checkpoint(options))
         options.layers = options.layers or ",".join(map(str, SHAPES[options.shape][1]))
+        options.flags += [] if FLAGS[-1] in options.flags else FLAGS  # such a checkpoint has no tokenizer
     return options
 
 
@@ -351,9 +221,11 @@ def _checkpoint(options: argparse.Namespace) -> Path:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers are stopped then too
+    for end in ENDS:
+        signal.signal(end, signal.default_int_handler)  # the servers are stopped then too
     try:
-        report(measure(parsed()))
+        for text in report(measure(parsed())):
+            print(text)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except HsbenchError as error:

@@ -76,7 +76,7 @@ def summary(found: dict[str, Any]) -> list[str]:
     states = [row for one in judged for row in one["tensors"]]
     right = sum(row["verdict"] == "ok" for row in states)
     heads = ", ".join(one["logits"]["verdict"] for one in judged)
-    median = max(row["median_error"] for row in rows)
+    median = max(row["median_error"] if row["median_error"] is not None else float("inf") for row in rows)
     return [
         f"batch against alone         {fine}, error at most {worst:.4f}, median {median:.4f}",
         f"float32 reference           {right} of {len(states)} states are the claimed ones; log-probabilities: {heads}",

@@ -50,26 +50,33 @@ class Load:
             return [self._random.randrange(5, self._vocabulary) for _ in range(self.length)], f"{prefix}{self._count}"
 
     def run(self, seconds: float, prefix: str) -> Block:
-        """Send for so long, let the last answers come, and say what the rate was."""
+        """Send for so long, let the last answers come, and say what the rate was. The first failure ends it."""
         ends: list[float] = []
         failed: list[str] = []
         start = self.log.stat().st_size if self.log else 0
-        began = time.monotonic()
+        began, over = time.monotonic(), threading.Event()
 
         def lane() -> None:
-            while time.monotonic() - began < seconds:
+            while not over.is_set() and time.monotonic() - began < seconds:
                 ids, rid = self._next(prefix)
                 try:
                     self.client.generate(ids, rid, timeout=600)
                     ends.append(time.monotonic())
                 except HsbenchError as error:
+                    over.set()
                     failed.append(error.message)
+                except RuntimeError:
+                    if not over.is_set():  # else whoever broke it off has closed the client
+                        raise
 
-        threads = [threading.Thread(target=lane) for _ in range(self.concurrency)]
+        threads = [threading.Thread(target=lane, daemon=True) for _ in range(self.concurrency)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            over.set()
         return Block(
             requests=len(ends),
             tokens=len(ends) * self.length,
@@ -107,6 +114,8 @@ def rate(ends: Sequence[float], length: int, concurrency: int) -> float:
     if len(ordered) <= 3 * concurrency:
         return 0.0
     ordered = ordered[concurrency:-concurrency]
+    if ordered[0] == ordered[-1]:
+        return 0.0
     return statistics.linear_regression(ordered, range(len(ordered))).slope * length
 
 

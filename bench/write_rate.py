@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bench.host_rates import disk_rates
+from bench.host_rates import disk_rates, refuse_used
 from patches.recorder.passes import Slot
 from patches.recorder.store import DumpStore
 from workbench.extract.pool import WorkerPool
@@ -99,7 +99,6 @@ class Stopwatch:
 def stage(options: argparse.Namespace, pool: WorkerPool) -> dict[str, Any]:
     """Seconds and bytes of one pass of all dumps through the writer, and where the threads' time went."""
     dumps = make_dumps(options.dumps, options.samples, options.tokens, options.hidden)
-    shutil.rmtree(options.out, ignore_errors=True)
     watch, writer = Stopwatch(), DatasetWriter(options.out, record(options), pool)
     ids, mask = tuple(range(options.tokens)), (1,) * options.tokens
     threads = options.at_once or writer.at_once
@@ -127,7 +126,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with WorkerPool(sys.executable, options.writers) as pool:
         pool.start(pool.size)
         for number in range(options.rounds):
-            disk = disk_rates(options.out, nbytes, options.threads, piece)
+            disk = disk_rates(options.out.absolute().parent, nbytes, options.threads, piece)
             one = {"disk": disk, **stage(options, pool)}
             one["ratio"] = one["gb_s"] * 1e9 / max(disk.values())
             found["rounds"].append(one)
@@ -158,10 +157,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    for folder in (options.out, options.dumps):
+        refuse_used(folder)
     try:
         found = measure(options)
     finally:
-        shutil.rmtree(options.dumps, ignore_errors=True)
+        for folder in (options.out, options.dumps):
+            shutil.rmtree(folder, ignore_errors=True)
     print(f"median ratio {statistics.median(one['ratio'] for one in found['rounds']):.3f}")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))

@@ -172,7 +172,7 @@ class Recorder:
             self.fail(now, "copy", error)
             self._release(size)
             return
-        bytes_per_row = size // sum(span.length for span in now.spans)
+        bytes_per_row = size // max(1, sum(span.length for span in now.spans))
         for span, row in packed(now):
             self._writers.submit(self._write, now, host, span, row, bytes_per_row * span.length)
 

@@ -19,6 +19,8 @@ import torch
 
 from .passes import Slot
 
+ROOM = 1 << 16
+"""Bytes that a file takes beside its tensor, and more."""
 UNSAID = 10_000
 """Lines about failures that are kept while the disk takes none."""
 
@@ -134,10 +136,15 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
 
 def _save(folder: Path, slot: Slot, tensor: torch.Tensor) -> dict[str, Any]:
     """Save one tensor and describe it; crc32 is over its raw bytes, row by row."""
-    if tensor.untyped_storage().nbytes() != tensor.nbytes:
-        tensor = _alone(tensor)  # torch.save writes the whole storage behind a view
-    torch.save(tensor, folder / f"{slot.name}.pt")
-    raw = memoryview(tensor.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
+    if tensor.untyped_storage().nbytes() != tensor.nbytes or not tensor.is_contiguous():
+        tensor = _alone(tensor)  # torch.save writes the whole storage behind a view, in its order
+    try:
+        torch.save(tensor, folder / f"{slot.name}.pt")
+    except RuntimeError as error:
+        if shutil.disk_usage(folder).free < tensor.nbytes + ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error  # torch does not say so
+        raise
+    raw = memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]
     return {
         "file": f"{slot.name}.pt",
         "after_block": slot.after_block,

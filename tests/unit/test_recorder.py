@@ -328,6 +328,22 @@ def test_rows_of_any_kind_are_written_as_they_are(tmp_path: Path, dtype: torch.d
         assert (described["nbytes"], described["crc32"]) == (rows.nbytes, f"{zlib.crc32(raw):08x}")
 
 
+def test_a_full_folder_is_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has several words for it, none of which says so."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    monkeypatch.setattr(torch, "save", fails)
+    store, rows = DumpStore(tmp_path), torch.ones(4, 8)
+    with pytest.raises(RuntimeError, match="iostream"):
+        store.write("r", [(Slot("aux_0", 0, 1, None), rows)], {"pass": {"index": 0}})
+    monkeypatch.setattr("patches.recorder.store.shutil.disk_usage", lambda folder: SimpleNamespace(free=rows.nbytes))
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left"):
+        store.write("r", [(Slot("aux_0", 0, 1, None), rows)], {"pass": {"index": 0}})
+    assert not list(tmp_path.glob("req_*"))
+
+
 def test_a_writer_computes_with_no_other_thread(tmp_path: Path) -> None:
     """In a process of its own, which counts its threads: torch adds a team of them for each thread that it works in."""
     code = """
