@@ -53,13 +53,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     try:
         return _measured(options, servers)
     finally:
-        for number in ENDS:
-            signal.signal(number, signal.SIG_IGN)  # the end is under way
-        for server in servers.values():
-            server.stop()
-        shutil.rmtree(options.scratch, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            options.dumps.rmdir()
+        with _deaf():
+            for server in servers.values():
+                server.stop()
+            shutil.rmtree(options.scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                options.dumps.rmdir()
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """To whoever wants an end that is under way already."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _measured(options: argparse.Namespace, servers: dict[str, Server]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import signal
 import sys
 import time
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_a_server_of_another_run_is_left_to_it(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(SystemExit, match="a server named overhead-bare runs already; hsbench stop overhead-bare ends"):
         capture_overhead.measure(options)
     assert asked == [], "nothing was started, nothing is stopped"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert not (tmp_path / "d").exists()
 
 
