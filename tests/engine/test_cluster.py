@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import psutil
@@ -66,6 +66,9 @@ def machines(hsbench: Command, bucket: dict[str, str]) -> Iterator[Any]:
             nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
             yield cluster, nodes
         finally:
+            for driver in Driver.every:  # that of a test that failed
+                driver.process.kill()
+                driver.process.wait()
             cluster.shutdown()
 
 
@@ -79,12 +82,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Driver:
     """`hsbench extract --ray` in the foreground, as a process that can be killed."""
 
+    every: ClassVar[list["Driver"]] = []
+
     def __init__(self, hsbench: Command, folder: Path, *arguments: str) -> None:
         folder.mkdir(exist_ok=True)
         self.out, self.err = folder / "driver.out", folder / "driver.err"
         command = [sys.executable, "-m", "workbench.cli", "extract", *arguments, "--foreground", "--json"]
         with open(self.out, "ab") as out, open(self.err, "ab") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, env=hsbench.env, cwd="/")
+        self.every.append(self)
 
     def events(self) -> list[dict[str, Any]]:
         """All that stdout holds must be events."""

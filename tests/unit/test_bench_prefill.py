@@ -66,6 +66,7 @@ def test_a_server_of_another_run_is_left_to_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "argv", ["capture_overhead", "--out", str(tmp_path / "o"), "--dumps", str(tmp_path / "d")])
     options = capture_overhead.parsed()
     asked: list[list[str]] = []
+    before = [signal.getsignal(number) for number in capture_overhead.ENDS]
     for name in ("run", "Popen"):
         monkeypatch.setattr(capture_server.subprocess, name, lambda command, **_how: asked.append(command))
     monkeypatch.setattr(capture_server.state, "load", lambda name: name)
@@ -73,7 +74,7 @@ def test_a_server_of_another_run_is_left_to_it(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(SystemExit, match="a server named overhead-bare runs already; hsbench stop overhead-bare ends"):
         capture_overhead.measure(options)
     assert asked == [], "nothing was started, nothing is stopped"
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert [signal.getsignal(number) for number in capture_overhead.ENDS] == before
     assert not (tmp_path / "d").exists()
 
 

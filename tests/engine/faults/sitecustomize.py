@@ -2,12 +2,12 @@
 
 Python imports this module at start-up when its folder is on PYTHONPATH. The file named by `HS_TEST_FAULT` holds
 `shift` (every block is captured one block late), `swap` (the rows of the first two requests of a pass change
-places, their token ids do not), `nan`, `slow` (half a minute for a dump), `pace` (a second) or nothing. With
-`HS_TEST_SPIN` the first forward pass, which is the warm-up's, never ends; if it holds a number, only in a server that
-was given this `--random-seed`. With `HS_TEST_HANG` the first server that is sent a row of a job while that file is
-there takes it away and hangs. With `HS_TEST_SILENCE` a job takes its server for hung after so many seconds, not a
-minute. `HS_TEST_QUICK` makes the start of a server cheap (`quick_start.py`). With `HS_TEST_LAG` a load's own delays
-matter from so many seconds on.
+places, their token ids do not), `nan`, `slow` or nothing; these need the route `patch`. With `HS_TEST_SPIN` the first
+forward pass, which is the warm-up's, never ends; if it holds a number, only in a server that was given this
+`--random-seed`. With `HS_TEST_HANG` the first server that is sent a row of a job while that file is there takes it away
+and hangs; while the fault is `pace` each row takes a second more. With `HS_TEST_SILENCE` a job takes its server for
+hung after so many seconds, not a minute. `HS_TEST_QUICK` makes the start of a server cheap (`quick_start.py`). With
+`HS_TEST_LAG` a load's own delays matter from so many seconds on.
 """
 
 import contextlib
@@ -64,7 +64,8 @@ def plant_faults(recorder: Any) -> None:
         return host
 
     def slow_write(self: Any, *args: Any) -> None:
-        time.sleep({"slow": 30, "pace": 1}.get(fault(), 0))
+        if fault() == "slow":
+            time.sleep(30)
         write(self, *args)
 
     recorder.capture = late_capture
@@ -93,8 +94,10 @@ def plant_hang(runner: Any) -> None:
     place = os.environ["HS_TEST_HANG"]
 
     def hang_at_a_row(self: Any, batch: Any, *args: Any, **how: Any) -> Any:
-        """Spin for ever, unless another server was first."""
-        if os.path.exists(place) and any(ROW.fullmatch(rid) for rid in batch.rids or ()):
+        """Spin for ever, unless another server was first. With the fault `pace` a row takes a second more."""
+        row = any(ROW.fullmatch(rid) for rid in batch.rids or ())
+        time.sleep(row and fault() == "pace")
+        if row and os.path.exists(place):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(place, f"{place}.taken")
                 while True:
