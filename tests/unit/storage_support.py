@@ -22,6 +22,7 @@ from tests.unit.extract_support import local_pool, run_record, sample, write_bot
 from workbench.extract.index import IndexLine
 from workbench.extract.job.settings import ExtractSettings
 from workbench.extract.record import Format, RunRecord
+from workbench.server import ports
 from workbench.storage import address, uploader
 from workbench.storage.remote import Remote
 from workbench.storage.staged import StagedWriter
@@ -131,16 +132,10 @@ def work_until_done(url: str, staging: Path, kind: Format, rows: int, told: Any)
     told.send(rows)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @contextlib.contextmanager
 def moto() -> Iterator[str]:
     """An S3 server in a process of its own; its endpoint."""
-    port = free_port()
+    port, _ = ports.choose("127.0.0.1", 0, ())
     code = (
         "import sys, threading; from moto.server import ThreadedMotoServer; "
         f"ThreadedMotoServer(ip_address='127.0.0.1', port={port}, verbose=False).start(); sys.stdin.read()"

@@ -18,6 +18,7 @@ import pytest
 
 from workbench import cli
 from workbench.exitcodes import ExitCode
+from workbench.server import ports
 from workbench.supervision.target import of_pid
 from workbench.supervision.verdict import Limits, State, Verdict
 from workbench.supervision.watch import Watch
@@ -54,9 +55,8 @@ def begin(tmp_path: Path) -> Iterator[Start]:
     running: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, port: int | None = None, **env: str) -> Case:
-        if port is None:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = int(free.getsockname()[1])
+        if port is None:  # not one that a connection of another test may be given before the program opens it
+            port, _ = ports.choose("127.0.0.1", 0, ())
         log = tmp_path / "server.log"
         clean = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
         with log.open("wb") as sink:
