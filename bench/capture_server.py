@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from bench.capture_extraction import HSBENCH
-from bench.prefill_load import Load
+from bench.prefill_load import Block, Load
 from workbench.extract.job.arrivals import Arrivals
 from workbench.probe.evidence import json_lines, read_json
 from workbench.server import processes, state
@@ -104,14 +104,12 @@ class Server:
                 # On a CPU a pass is logged when the next one is put together, so the rate in the line means nothing.
                 log=Path(record.log) if record.device == "cuda" else None,
             )
-            warm = load.run(self.options.warm, "hs-load-")
+            self._loaded(load, self.options.warm)
             self._drain()
             before = self._counters()
-            found = load.run(self.options.block, "hs-load-")
+            found = self._loaded(load, self.options.block)
         drained = self._drain()
         after = self._counters()
-        if error := warm.error or found.error:
-            raise SystemExit(f"{self.name}: a request of {length} tokens failed: {error}")
         made = {name: after[name] - before[name] for name in ("bytes", "engine_us", "held_back_ms", "errors")}
         self._refuse_lost(made)
         return {
@@ -126,6 +124,12 @@ class Server:
             "drain_s": drained,
             "memory": sum(_memory(process) for process in processes.family(record.pid, record.since_boot)),
         }
+
+    def _loaded(self, load: Load, seconds: float) -> Block:
+        found = load.run(seconds, "hs-load-")
+        if found.error:
+            raise SystemExit(f"{self.name}: a request of {load.length} tokens failed: {found.error}")
+        return found
 
     def _refuse_lost(self, made: dict[str, int]) -> None:
         """A recorder that records nothing would be a fast one."""

@@ -46,7 +46,9 @@ def guarded(keeper: Keeper, samples: Sequence[Sample], work: Callable[[], T]) ->
         ServerBroken: one server after the other hangs.
         HsbenchError: what the work raises, or the server does not come back.
     """
-    for left in reversed(range(TRIES)):
+    tries = 0
+    while True:
+        tries += 1
         asking = _Asking(work)
         why = _hang(keeper, samples, asking)
         if why is None:
@@ -55,7 +57,7 @@ def guarded(keeper: Keeper, samples: Sequence[Sample], work: Callable[[], T]) ->
             return cast(T, asking.found)
         keeper.kill()
         asking.join()
-        if not left:
+        if tries == TRIES:
             raise ServerBroken(
                 f"{TRIES} servers in a row hung before the first sample; the last was {why}",
                 "hsbench logs and hsbench doctor show more",
@@ -63,7 +65,6 @@ def guarded(keeper: Keeper, samples: Sequence[Sample], work: Callable[[], T]) ->
         yield Told(time=time.time(), text=f"restarting: the server is {why}", level="warning")
         for event in keeper.restart():
             yield Told(time=time.time(), text=describe(event))
-    raise AssertionError
 
 
 def _hang(keeper: Keeper, samples: Sequence[Sample], asking: _Asking) -> str | None:
